@@ -42,7 +42,7 @@ _TUNED = _Grid("planner_grid", planner_jobs(), (1.0, 0.8, 0.6, 0.45, 0.3))
 _HELD_OUT = _Grid("planner_held_out", held_out_jobs(), (0.8, 0.6, 0.4))
 _QUICK_JOBS = ("lstm", "wide-mlp")
 _QUICK_FRACTIONS = (0.8, 0.6)
-_QUICK = Effort(most_recordings=20, most_plans=4, screening_rounds=1, final_rounds=3)
+_QUICK = Effort(most_recordings=20, most_plans=4, screening_rounds=1, final_rounds=2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

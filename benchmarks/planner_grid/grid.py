@@ -30,6 +30,8 @@ from .recordings import recorded_once
 from .turns import time_in_turns, usual_ratio
 
 Say = Callable[[str], None]
+Seconds = Mapping[tuple[Strategies, str], list[float]]
+"""Of each turn, by plan and whether it was run a second time."""
 _AGAIN = "again"
 _FINALISTS = 2
 """How many of the enumerated plans are timed once more, beside the planner's."""
@@ -42,8 +44,8 @@ class Effort:
     most_recordings: int = 64
     most_plans: int = 12
     """Enumerated plans that are run for each budget."""
-    screening_rounds: int = 2
-    final_rounds: int = 6
+    screening_rounds: int = 1
+    final_rounds: int = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,15 +90,16 @@ def run_job(job: Job, fractions: Sequence[float], effort: Effort, say: Say) -> d
         say("measuring peaks")
         peaks = {s: _peaks(job, s) for cell in cells for s in cell.chosen.values()}
     say("timing")
-    seconds = _timed(job, cells, effort)
+    seconds = [_timed(job, cell, effort) for cell in cells]
+    plain_seconds = time_in_turns(job, {"plain": ()}, effort.screening_rounds)["plain"]
     say("proving")
     return {
         "plain_peak_bytes": peak_bytes,
-        "plain_seconds": statistics.median(seconds[(), ""]),
+        "plain_seconds": statistics.median(plain_seconds),
         "num_enumerated": len(search.found),
         "smallest_enumerated_bytes": min(each.peak_bytes for each in search.found),
         "failures": search.failures,
-        "cells": [_row(cell, peaks, seconds) for cell in cells],
+        "cells": [_row(cell, peaks, of_cell) for cell, of_cell in zip(cells, seconds, strict=True)],
         "proofs": prove_each(job, plain.facts),
         "whole_seconds": round(time.perf_counter() - started, 1),
     }
@@ -150,28 +153,23 @@ def _peaks(job: Job, strategies: Strategies) -> dict[str, int | None]:
     }
 
 
-def _timed(
-    job: Job, cells: Sequence[_Cell], effort: Effort
-) -> dict[tuple[Strategies, str], list[float]]:
-    """Run the shortlists of all budgets, then the fastest of each beside the planner's plans."""
-    candidates = {each.strategies: each.strategies for cell in cells for each in cell.shortlist}
-    screened = time_in_turns(job, candidates, effort.screening_rounds)
-    plans: dict[tuple[Strategies, str], Strategies] = {((), ""): ()}
-    for cell in cells:
-        others = [f.strategies for f in cell.shortlist if f.strategies not in cell.chosen.values()]
-        others.sort(key=lambda strategies: statistics.median(screened[strategies]))
-        cell.finalists = others[:_FINALISTS]
-        for strategies in (*cell.chosen.values(), *cell.finalists):
-            plans[strategies, ""] = strategies
-        if "estimated" in cell.chosen:
-            plans[cell.chosen["estimated"], _AGAIN] = cell.chosen["estimated"]
+def _timed(job: Job, cell: _Cell, effort: Effort) -> Seconds:
+    """Run the shortlist of a budget, then its fastest beside the planner's plans."""
+    candidates = [each.strategies for each in cell.shortlist]
+    screened = time_in_turns(job, {each: each for each in candidates}, effort.screening_rounds)
+    others = [each for each in candidates if each not in cell.chosen.values()]
+    others.sort(key=lambda each: usual_ratio(screened[each], screened[candidates[0]]))
+    cell.finalists = others[:_FINALISTS]
+    plans = {(each, ""): each for each in (*cell.chosen.values(), *cell.finalists)}
+    if "estimated" in cell.chosen:
+        plans[cell.chosen["estimated"], _AGAIN] = cell.chosen["estimated"]
     return time_in_turns(job, plans, effort.final_rounds)
 
 
 def _row(
     cell: _Cell,
     peaks: Mapping[Strategies, Mapping[str, int | None]],
-    seconds: Mapping[tuple[Strategies, str], list[float]],
+    seconds: Seconds,
 ) -> dict[str, Any]:
     """Write a cell as plain values."""
     row: dict[str, Any] = {

@@ -13,7 +13,7 @@ from torch import nn
 from memfit import Job, Plan
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import load_device
-from memfit.measurement import timing
+from memfit.measurement import timing, turns
 from memfit.measurement.timing import time_operators, time_plans
 from memfit.prediction.recording import record
 from memfit.separation.separation import Separation
@@ -62,7 +62,7 @@ def test_a_round_on_a_slow_machine_counts_for_nothing(monkeypatch):
 
 def test_the_shortest_of_a_few_steps_is_taken(monkeypatch):
     clock = iter((0.0, 0.5, 1.0, 1.2, 2.0, 2.4))
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     seconds = timing.shortest_step(SimpleNamespace(step=lambda batch: None), None)
     assert seconds == pytest.approx(0.2)
     assert next(clock, None) is None
@@ -70,7 +70,7 @@ def test_the_shortest_of_a_few_steps_is_taken(monkeypatch):
 
 def test_long_steps_are_not_repeated(monkeypatch):
     clock = iter((0.0, 2.5, 3.0, 3.1))
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert timing.shortest_step(SimpleNamespace(step=lambda batch: None), None) == 2.5
     assert next(clock) == 3.0
 
@@ -108,16 +108,16 @@ def test_plans_are_timed_in_the_order_given():
 
 
 def test_a_plan_that_is_far_slower_is_not_run_again(monkeypatch):
-    turns = iter((1.0, 1.1, 1.2, 0.9, 1.2, 1.1, 0.95, 1.05))
-    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
+    steps = iter((1.0, 1.1, 1.2, 0.9, 1.2, 1.1, 0.95, 1.05))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(steps))
     seconds = time_plans(job(), [Plan(), Plan(), Plan()], CPU)
     assert seconds == pytest.approx([1.0, (1.1 + 1.2 / 0.9) / 2, 1.2])
-    assert next(turns, None) is None
+    assert next(steps, None) is None
 
 
 def test_a_machine_that_slows_down_for_some_turns_makes_no_plan_slower(monkeypatch):
-    turns = iter((1.7, 2.21, 1.0, 1.0, 1.0, 1.0))
-    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(turns))
+    steps = iter((1.7, 2.21, 1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: next(steps))
     first, second = time_plans(job(), [Plan(), Plan()], CPU)
     assert second / first == pytest.approx(1.3)
 
@@ -141,6 +141,7 @@ def test_what_is_known_of_pieces_is_not_looked_into_again(monkeypatch):
 
 def test_no_plans_take_no_time():
     assert time_plans(job(), [], CPU) == []
+    assert turns_of(job(), 0) == []
 
 
 def test_timing_draws_nothing_from_the_random_state():
@@ -148,3 +149,101 @@ def test_timing_draws_nothing_from_the_random_state():
     time_operators(job(), CPU, [64])
     time_plans(job(), [Plan()], CPU)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def turns_of(a_job: Job, num_plans: int) -> list[list[float]] | None:
+    return turns.seconds_in_turns(a_job, [Plan()] * num_plans, "cpu", find_layout(a_job))
+
+
+def test_plans_take_turns_while_all_models_live(monkeypatch):
+    stepped = []
+
+    def timed(run, batch):
+        stepped.append(id(run.model))
+        return 0.01 * len(stepped)
+
+    monkeypatch.setattr(turns, "step_seconds", timed)
+    first, second = turns_of(job(), 2)
+    one, other = stepped[:2]
+    assert one != other
+    assert stepped == [one, other, *[one, one, other, other] * 4]  # after a first step of each
+    assert first == pytest.approx([0.03, 0.07, 0.11, 0.15])  # the shorter of two steps
+    assert second == pytest.approx([0.05, 0.09, 0.13, 0.17])
+
+
+def test_long_steps_take_fewer_turns(monkeypatch):
+    monkeypatch.setattr(turns, "step_seconds", lambda run, batch: 0.6)
+    assert turns_of(job(), 2) == [[0.6, 0.6], [0.6, 0.6]]
+
+
+def test_turns_begin_with_the_same_weights_and_share_one_batch(monkeypatch):
+    weights, batches = [], []
+
+    def timed(run, batch):
+        weights.append(next(run.model.parameters()).detach().clone())
+        batches.append(batch)
+        return 0.6
+
+    drawn = iter([torch.ones(64, 64), torch.zeros(2, 64)])
+    monkeypatch.setattr(turns, "step_seconds", timed)
+    monkeypatch.setattr(turns, "real_batch", lambda job, size: next(drawn))
+    turns_of(job(), 2)
+    assert torch.equal(*weights[:2])
+    assert all(batch is batches[0] for batch in batches)
+
+
+def test_a_model_that_lives_already_is_timed_by_itself():
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
+    living = replace(job(), model=lambda: model)
+    before = [parameter.clone() for parameter in model.parameters()]
+    assert turns_of(living, 2) is None
+    assert len(time_plans(living, [Plan(), Plan()], CPU, num_rounds=1, all_fit=True)) == 2
+    assert all(map(torch.equal, before, model.parameters()))
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_a_living_part_of_a_model_is_enough_to_time_it_by_itself():
+    encoder = nn.Linear(64, 256)
+    parts = replace(job(), model=lambda: nn.Sequential(encoder, nn.Tanh(), nn.Linear(256, 64)))
+    before = encoder.weight.clone()
+    assert turns_of(parts, 2) is None
+    assert torch.equal(before, encoder.weight)
+
+
+def test_turns_leave_random_states_and_buffers_as_they_were():
+    norm = nn.BatchNorm1d(64)
+    drawing = replace(
+        job(),
+        model=lambda: nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)),
+        loss=lambda model, batch: norm(model(batch)).square().mean(),
+    )
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    assert turns_of(drawing, 2) is not None
+    assert torch.equal(expected, torch.rand(4))
+    assert int(norm.num_batches_tracked) == 0
+    assert torch.equal(norm.running_mean, torch.zeros(64))
+
+
+def test_turns_are_short_only_where_all_plans_fit(monkeypatch):
+    alone = []
+    monkeypatch.setattr(timing, "shortest_step", lambda run, batch: alone.append(run) or 1.0)
+    time_plans(job(), [Plan(), Plan()], CPU, num_rounds=1, all_fit=True)
+    assert not alone
+    time_plans(job(), [Plan(), Plan()], CPU, num_rounds=1, all_fit=False)
+    assert len(alone) == 2
+
+
+def test_a_plan_that_falls_behind_takes_no_more_turns(monkeypatch):
+    rounds = iter([[[1.0, 1.0], [2.0, 2.0], [1.1, 1.1]], [[1.0, 2.0], [1.1, 2.2]]])
+    asked = []
+
+    def in_turns(job, plans, *_rest):
+        asked.append(len(plans))
+        return next(rounds)
+
+    monkeypatch.setattr(timing, "seconds_in_turns", in_turns)
+    seconds = time_plans(job(), [Plan()] * 3, CPU, num_rounds=2, all_fit=True)
+    assert asked == [3, 2]
+    assert seconds == pytest.approx([1.0, 2.0, 1.1])

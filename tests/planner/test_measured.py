@@ -68,7 +68,7 @@ def timed(monkeypatch):
     """Let plans take as long as a table says, by their micro-batch."""
     table, run = {}, []
 
-    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0, all_fit=False):
         sizes = [plan.strategies[0].micro_batch_size for plan in plans]
         run.extend(sizes)
         return [table[size] for size in sizes]
@@ -155,7 +155,7 @@ def test_smaller_micro_batches_are_taken_only_if_they_are_clearly_faster(timed, 
 def test_smaller_micro_batches_that_are_faster_once_are_not_taken(monkeypatch):
     small_seconds = iter((0.9, 0.99))
 
-    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0, all_fit=False):
         sizes = [plan.strategies[0].micro_batch_size for plan in plans]
         return [1.0 if size == 8 else next(small_seconds) for size in sizes]
 
@@ -170,7 +170,7 @@ def test_smaller_micro_batches_that_are_faster_once_are_not_taken(monkeypatch):
 def test_a_machine_that_has_slowed_down_since_does_not_hide_the_fastest_plan(monkeypatch):
     slowness = iter((1.0, 2.0, 1.0))
 
-    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=5, enough_seconds=0.0, all_fit=False):
         slow = next(slowness)
         return [slow * {8: 1.0, 4: 0.8}[plan.strategies[0].micro_batch_size] for plan in plans]
 

@@ -94,7 +94,7 @@ def test_plans_are_measured_though_the_search_ran_out_of_its_part_of_the_time(
 ):
     run = []
 
-    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0):
+    def time_plans(job, plans, device, known, num_rounds=3, enough_seconds=0.0, all_fit=False):
         run.extend(plans)
         return [1.0] * len(plans)
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
 from memfit.devices.spec import CPU, Device
 from memfit.job import Job
-from memfit.runtime.run import Run, open_plain_session, unguarded_run
+from memfit.measurement.turns import opened, seconds_in_turns, step_seconds
+from memfit.runtime.run import Run
 from memfit.separation.separation import Separation
-from memfit.session.batches import BatchLayout, find_layout, real_batch
-from memfit.session.borrowing import borrowed_to_run
-from memfit.strategies.fact_finding import gather_facts
+from memfit.session.batches import BatchLayout, find_layout
 from memfit.strategies.plan import Plan
 from memfit.trace.events import Operation, Phase
 from memfit.trace.modes import OperatorMode
@@ -70,7 +67,7 @@ def _least(rounds: Sequence[TimedOperators]) -> TimedOperators:
 
 def _timed_operators(job: Job, device: Device, layout: BatchLayout) -> TimedOperators:
     """Time the operators of two steps, and whole steps before and after them."""
-    with _opened(job, Plan(), device.kind, layout) as (run, batch):
+    with opened(job, Plan(), device.kind, layout) as (run, batch):
         run.step(batch)
         step_seconds = shortest_step(run, batch)
         timer = OperatorTimer(device.kind)
@@ -89,34 +86,56 @@ def time_plans(
     known: Separation | None = None,
     num_rounds: int = 5,
     enough_seconds: float = math.inf,
+    all_fit: bool = False,
 ) -> list[float]:
     """Run a job under several plans here, in turns, and give the usual seconds of a step of each.
 
-    Each turn builds the model anew, so that only one plan's memory is taken at a time. Plans that
-    turn out to be far slower than the fastest are not run again. The first plan is, as the others
-    are measured by it, turn by turn: a machine that others share is not always equally fast.
+    Each round builds the models anew. Plans that turn out to be far slower than the fastest are
+    not run again. The first plan is, as the others are measured by it, turn by turn: a machine that
+    others share is not always equally fast.
 
     Args:
         job: what is run.
         plans: under which; the first one is what the others are compared with.
         device: the device of the catalogue that this machine is.
         known: what has been found out about pieces of the batch, and is not looked into again.
-        num_rounds: how many turns each gets.
+        num_rounds: how many times each model is built.
         enough_seconds: after which no further round begins.
+        all_fit: whether what all of them take fits the memory at once, so that turns may be short.
     """
     layout, started = find_layout(job), time.perf_counter()
     seconds: list[list[float]] = [[] for _ in plans]
     for _ in range(num_rounds):
-        most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
-        for plan, found in zip(plans, seconds, strict=True):
-            if found and found is not seconds[0] and min(found) > most_seconds:
-                continue
-            with _opened(job, plan, device.kind, layout, known) as (run, batch):
-                run.step(batch)
-                found.append(shortest_step(run, batch))
+        racing = _racing(seconds)
+        of_plans = [plans[position] for position in racing]
+        turns = seconds_in_turns(job, of_plans, device.kind, layout, known) if all_fit else None
+        all_fit = turns is not None
+        if turns is None:
+            turns = [_alone(job, plan, device.kind, layout, known) for plan in of_plans]
+        for position, found in zip(racing, turns, strict=True):
+            seconds[position] += found
         if time.perf_counter() - started > enough_seconds:
             break
     return [_usual(found, seconds[0]) for found in seconds]
+
+
+def _racing(seconds: Sequence[Sequence[float]]) -> list[int]:
+    """Return the positions of the first plan and of those that are not far behind."""
+    most_seconds = _FAR * min((min(found) for found in seconds if found), default=math.inf)
+    return [
+        position
+        for position, found in enumerate(seconds)
+        if position == 0 or not found or min(found) <= most_seconds
+    ]
+
+
+def _alone(
+    job: Job, plan: Plan, device_kind: str, layout: BatchLayout, known: Separation | None
+) -> list[float]:
+    """Run a plan while no other model lives, and give the seconds of its one turn."""
+    with opened(job, plan, device_kind, layout, known) as (run, batch):
+        run.step(batch)
+        return [shortest_step(run, batch)]
 
 
 def _usual(seconds: Sequence[float], beside: Sequence[float]) -> float:
@@ -145,33 +164,11 @@ class OperatorTimer(OperatorMode):
         return out
 
 
-@contextmanager
-def _opened(
-    job: Job, plan: Plan, device_kind: str, layout: BatchLayout, known: Separation | None = None
-) -> Iterator[tuple[Run, Any]]:
-    """Give a run of the job and a batch; what lives already is afterwards as it was."""
-    with borrowed_to_run(job) as borrowed_job:
-        session = open_plain_session(borrowed_job, device_kind, layout)
-        if known is not None:
-            separation = Separation(session.job, layout)
-            separation.learn(known.findings())
-            gather_facts(session, separation=separation)
-        batch = real_batch(job, job.batch_size)
-        if device_kind != CPU:
-            batch = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device_kind), batch)
-        with closing(unguarded_run(session, plan)) as run:
-            yield run, batch
-
-
 def shortest_step(run: Run, batch: Any) -> float:
     """Return the shortest of a few steps, which the machine disturbed least."""
     seconds = []
     for _ in range(_NUM_STEPS):
-        started = time.perf_counter()
-        run.step(batch)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(step_seconds(run, batch))
         if sum(seconds) > _ENOUGH_SECONDS:
             break
     return min(seconds)

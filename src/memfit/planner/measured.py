@@ -29,7 +29,7 @@ _MOST_FOUND = 24
 """So many are looked at, and left alone if they are known to be too slow."""
 _NEAR = 1.25
 """Plans that took up to this many times the least are run again, in turns."""
-_FEW_ROUNDS, _ROUNDS, _MANY_ROUNDS = 3, 5, 9
+_FEW_ROUNDS, _ROUNDS, _MANY_ROUNDS = 3, 5, 6
 _SHORT_SECONDS = 0.3
 """Estimated steps shorter than this are compared in more turns, as each sees little."""
 _IMPRESSION_SECONDS = 3.0
@@ -40,6 +40,8 @@ _SMALLER_GAIN = 0.03
 On two shared cores the same plan, timed again, differed by 10 % and more in a tenth of the cases.
 """
 _FREE_SHARE = 0.8
+_TOGETHER_SHARE = 0.5
+"""Of free memory that plans may take which are run in turns while all their models live."""
 _FEWER = 4
 
 
@@ -104,7 +106,17 @@ class PlanClock:
             known=self.known,
             num_rounds=num_rounds,
             enough_seconds=enough_seconds,
+            all_fit=self._all_fit(candidates),
         )
+
+    def _all_fit(self, candidates: Sequence[Candidate]) -> bool:
+        """Return whether all of them fit the free memory here at once.
+
+        On a card they are run one by one, as the memory is what there is little of.
+        """
+        free_bytes = free_memory_bytes() if self.device.kind == CPU else None
+        taken = (each.prediction.peak_allocated_bytes for each in candidates)
+        return free_bytes is not None and sum(taken) <= _TOGETHER_SHARE * free_bytes
 
 
 def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candidate:

@@ -14,9 +14,16 @@ from memfit.figures import Certainty, Prediction
 from memfit.planner import measured
 from memfit.planner.measured import PlanClock, check_is_here, fastest_measured, measured_times
 from memfit.planner.search.candidates import Candidate
+from memfit.planner.search.neighbours import Neighbours
+from memfit.planner.search.options import SearchSpace
 from memfit.prediction.recording import record
+from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.fused_attention import FusedAttention
+from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
+from memfit.strategies.optimizer_implementation import OptimizerImplementation
 from memfit.strategies.optimizer_in_backward import OptimizerInBackward
+from memfit.strategies.plan import in_catalogue_order
 
 CPU, T4 = load_device("cpu"), load_device("t4")
 
@@ -48,7 +55,7 @@ class Waiting:
         self.waiting = waiting
         self.over_after = over_after
         self.asked: list[float] = []
-        self.smaller: dict[int, Candidate] = {}
+        self.smaller: dict[int, Candidate | list[Candidate]] = {}
 
     @property
     def is_over(self) -> bool:
@@ -59,8 +66,9 @@ class Waiting:
         left = (c for c in self.waiting if c not in found)
         return next((c for c in left if c.prediction.step_seconds <= most_seconds), None)
 
-    def halved(self, strategies: tuple[MicroBatching, ...]) -> Candidate | None:
-        return self.smaller.get(strategies[0].micro_batch_size)
+    def perhaps_faster(self, strategies: tuple[MicroBatching, ...]) -> list[Candidate]:
+        found = self.smaller.get(strategies[0].micro_batch_size, [])
+        return found if isinstance(found, list) else [found]
 
 
 @pytest.fixture
@@ -131,6 +139,38 @@ def test_smaller_micro_batches_are_run_until_one_is_slower(timed):
     chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
     assert chosen.strategies == (MicroBatching(micro_batch_size=2),)
     assert timed.run == [8, 8, *(8, 4) * 2, *(4, 2) * 2, 2, 1]
+
+
+def test_of_several_that_may_be_faster_the_fastest_is_held_against_the_plan_again(timed):
+    timed.table |= {8: 3.0, 4: 2.5, 3: 2.0, 2: 2.2}
+    search = Waiting()
+    search.smaller |= {8: [candidate(4, 9.0), candidate(3, 9.0)], 3: [candidate(2, 9.0)]}
+    chosen = fastest_measured(PlanClock(None, CPU), candidate(8, 1.0), search)
+    assert chosen.strategies == (MicroBatching(micro_batch_size=3),)
+    assert chosen.prediction.step_seconds == 2.0
+    assert timed.run == [8, 8, 8, 4, 3, 8, 3, 3, 2]
+
+
+def test_what_may_be_faster_is_half_a_batch_one_cheap_strategy_more_and_one_less():
+    fused = OptimizerImplementation(implementation="fused")
+    loop = OptimizerImplementation(implementation="loop")
+    in_backward, chunked = OptimizerInBackward(), LossChunking(num_candidates=64)
+    halves = tuple(MicroBatching(micro_batch_size=size) for size in (4, 2))
+    recomputed = ActivationCheckpointing(blocks=("0",))
+    options = ((None, FusedAttention()), (fused, loop), (None, in_backward), (None, chunked))
+    space = SearchSpace(options=options, splits=halves, must_split=False, refused=())
+    neighbours = Neighbours(space, {"loss-chunking": "it was refused"})
+
+    def around(*strategies):
+        return set(neighbours.perhaps_faster(in_catalogue_order(strategies)))
+
+    # The implementation is required, and attention is not said to cost little.
+    assert around(fused) == {(fused, halves[0]), (fused, in_backward)}
+    # Pieces and an optimizer in the backward do not go together; what was recomputed stays.
+    assert around(fused, recomputed, halves[0]) == {(fused, recomputed, halves[1])}
+    assert around(fused, in_backward, recomputed) == {(fused, recomputed)}
+    plain = SearchSpace(options=((None, fused),), splits=(), must_split=False, refused=())
+    assert list(Neighbours(plain, {}).perhaps_faster((fused,))) == [()]
 
 
 def test_where_the_time_is_over_the_fastest_at_first_sight_is_chosen(timed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from memfit.cost.operator_times import OperatorTimes
 from memfit.devices.catalogue import current_device_name
@@ -35,9 +35,10 @@ _SHORT_SECONDS = 0.3
 _IMPRESSION_SECONDS = 3.0
 """After so long a first impression has what rounds it has."""
 _SMALLER_GAIN = 0.03
-"""Smaller micro-batches must save this share of a step: no estimate speaks for them.
+"""What no estimate speaks for, such as smaller micro-batches, must save this share of a step.
 
-On two shared cores the same plan, timed again, differed by 10 % and more in a tenth of the cases.
+Where plans cannot take short turns, the same plan, timed again on two shared cores, differed by
+10 % and more in a tenth of the cases.
 """
 _FREE_SHARE = 0.8
 _TOGETHER_SHARE = 0.5
@@ -124,9 +125,10 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
 
     Whatever is estimated to be faster than the fastest so far really is may yet be it, so the
     search goes on up to that time. What was measured of a combination corrects the estimates of
-    those that have the same strategies and more. Last, smaller micro-batches are run as long as
-    each is clearly faster than the one before: no estimate says that less memory at a time can be
-    faster, though caches often make it so. Where the time is over, first impressions have to do.
+    those that have the same strategies and more. Last, a smaller micro-batch, a
+    strategy more that costs little and a strategy less are run as long as one is clearly faster
+    than the plan before: no estimate says that less memory at a time can be faster, though caches
+    often make it so. Where the time is over, first impressions have to do.
     """
     found, timed = [best], [_timed(clock, best)]
     while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND and not search.is_over:
@@ -143,31 +145,30 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
         return min(timed, key=attrgetter("seconds")).measured()
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
     chosen = _fastest_of(clock, near)
-    while not search.is_over and (smaller := search.halved(chosen.strategies)):
-        faster = _if_clearly_faster(clock, smaller, chosen)
+    while not search.is_over:
+        faster = _clearly_faster(clock, list(search.perhaps_faster(chosen.strategies)), chosen)
         if faster is None:
             break
         chosen = faster
     return chosen
 
 
-def _if_clearly_faster(
-    clock: PlanClock, candidate: Candidate, other: Candidate
+def _clearly_faster(
+    clock: PlanClock, candidates: Sequence[Candidate], other: Candidate
 ) -> Candidate | None:
-    """Return a candidate with its measured time if it is clearly faster, twice in a row.
+    """Return the fastest candidate with its measured time if it is clearly faster, twice in a row.
 
     What chance shows once, it rarely shows again.
     """
-    for _ in range(2):
-        other, candidate = _run(clock, [other, candidate])
-        if not _is_clearly_faster(candidate, other):
-            return None
-    return candidate
-
-
-def _is_clearly_faster(candidate: Candidate, other: Candidate) -> bool:
-    most_seconds = other.prediction.step_seconds * (1 - _SMALLER_GAIN)
-    return candidate.prediction.step_seconds <= most_seconds
+    if not candidates:
+        return None
+    first_seconds, *seconds = clock.first_impression([other, *candidates])
+    fastest_seconds, fastest = min(zip(seconds, candidates, strict=True), key=itemgetter(0))
+    if fastest_seconds > first_seconds * (1 - _SMALLER_GAIN):
+        return None
+    other, fastest = _run(clock, [other, fastest])
+    is_faster = _seconds_of(fastest) <= _seconds_of(other) * (1 - _SMALLER_GAIN)
+    return fastest if is_faster else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +209,17 @@ def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
 
 def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:
     """Run plans in turns and give the fastest, with its measured time."""
-    return min(_run(clock, candidates), key=lambda each: each.prediction.step_seconds)
+    return min(_run(clock, candidates), key=_seconds_of)
 
 
 def _run(clock: PlanClock, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Run plans in turns and give each with its measured time."""
     timed = zip(candidates, clock.compared(candidates), strict=True)
     return [_with_seconds(candidate, seconds) for candidate, seconds in timed]
+
+
+def _seconds_of(candidate: Candidate) -> float:
+    return candidate.prediction.step_seconds
 
 
 def _with_seconds(candidate: Candidate, seconds: float) -> Candidate:

@@ -67,6 +67,26 @@ class Neighbours:
         """Return a combination with the next smaller micro-batch; None if there is none."""
         return next((node.strategies for node in self._smaller_pieces(strategies)), None)
 
+    def perhaps_faster(self, strategies: Strategies) -> Iterator[Strategies]:
+        """Yield what estimates tell least from a combination, for what caches do with it.
+
+        That is the next smaller micro-batch, one more of what is said to cost little, such as an
+        optimizer that steps in the backward, and one less of what may be left out.
+        """
+        halved = self.halved(strategies)
+        if halved is not None:
+            yield halved
+        for options in self._space.options:
+            mildest = next((each for each in options if each is not None), None)
+            others = [member for member in strategies if member not in options]
+            wanted: list[Strategy] | None = None
+            if len(others) < len(strategies):
+                wanted = others if None in options else None
+            elif mildest is not None and mildest.costs_little:
+                wanted = [*strategies, mildest]
+            if wanted is not None:
+                yield from (node.strategies for node in self._node(wanted, 0))
+
     def _smaller_pieces(
         self, strategies: Strategies, parent: SearchNode | None = None
     ) -> Iterator[SearchNode]:

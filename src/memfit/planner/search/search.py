@@ -15,7 +15,7 @@ fits, those first that may become smallest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
@@ -211,11 +211,12 @@ class Search:
         """Return the smallest peak that can be reached, for when nothing fits."""
         return smallest(self.recordings, self.space, self.tree, self.neighbours)
 
-    def halved(self, strategies: Strategies) -> Candidate | None:
-        """Record a combination with the next smaller micro-batch; None if none fits."""
-        found = self.neighbours.halved(strategies)
-        candidate = self.recordings.attempt(found, in_full=True) if found else None
-        return candidate if candidate and candidate.prediction.fits else None
+    def perhaps_faster(self, strategies: Strategies) -> Iterator[Candidate]:
+        """Record and yield what fits and may be faster than a combination against all estimates."""
+        for found in self.neighbours.perhaps_faster(strategies):
+            candidate = self.recordings.attempt(found, in_full=True)
+            if candidate is not None and candidate.prediction.fits:
+                yield candidate
 
     def _first_that_fits(self, most_seconds: float = float("inf")) -> Candidate | None:
         """Take entries from the queue until a candidate is the fastest of all that is left."""

@@ -1,7 +1,7 @@
 """The planner against everything it could have found: many jobs, five budgets each.
 
-Run: python benchmarks/bench_planner_grid.py                (about 80 minutes on two idle cores)
-     python benchmarks/bench_planner_grid.py --held-out     (about 30: other jobs, three budgets)
+Run: python benchmarks/bench_planner_grid.py                (about 100 minutes on two idle cores)
+     python benchmarks/bench_planner_grid.py --held-out     (about 40: other jobs, three budgets)
 A job that is in the results already is not run again without --again.
 """
 

@@ -125,10 +125,10 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
 
     Whatever is estimated to be faster than the fastest so far really is may yet be it, so the
     search goes on up to that time. What was measured of a combination corrects the estimates of
-    those that have the same strategies and more. Last, a smaller micro-batch, a
-    strategy more that costs little and a strategy less are run as long as one is clearly faster
-    than the plan before: no estimate says that less memory at a time can be faster, though caches
-    often make it so. Where the time is over, first impressions have to do.
+    those that have the same strategies and more. Last, a smaller micro-batch, a strategy more that
+    costs little and a strategy less are run as long as one is clearly faster than the plan before:
+    no estimate says that less memory at a time can be faster, though caches often make it so. Where
+    the time is over, first impressions have to do.
     """
     found, timed = [best], [_timed(clock, best)]
     while len(timed) < _MOST_PLANS and len(found) < _MOST_FOUND and not search.is_over:

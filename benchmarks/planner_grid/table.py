@@ -49,8 +49,8 @@ def section(figures: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         "Seconds of a step over those of the best plan that an enumeration of all settings "
-        "found for the budget, each timed in turns with a model built anew (median of the "
-        "rounds' ratios):"
+        "found for the budget, timed in short turns while the models of all live, which every "
+        "round builds anew (median of the turns' ratios):"
     )
     yield table(
         "| median | 10th percentile | 90th percentile | worst | within 5 %",

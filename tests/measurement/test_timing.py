@@ -162,7 +162,7 @@ def test_plans_take_turns_while_all_models_live(monkeypatch):
         stepped.append(id(run.model))
         return 0.01 * len(stepped)
 
-    monkeypatch.setattr(turns, "step_seconds", timed)
+    monkeypatch.setattr(turns, "seconds_of_step", timed)
     first, second = turns_of(job(), 2)
     one, other = stepped[:2]
     assert one != other
@@ -172,7 +172,7 @@ def test_plans_take_turns_while_all_models_live(monkeypatch):
 
 
 def test_long_steps_take_fewer_turns(monkeypatch):
-    monkeypatch.setattr(turns, "step_seconds", lambda run, batch: 0.6)
+    monkeypatch.setattr(turns, "seconds_of_step", lambda run, batch: 0.6)
     assert turns_of(job(), 2) == [[0.6, 0.6], [0.6, 0.6]]
 
 
@@ -185,7 +185,7 @@ def test_turns_begin_with_the_same_weights_and_share_one_batch(monkeypatch):
         return 0.6
 
     drawn = iter([torch.ones(64, 64), torch.zeros(2, 64)])
-    monkeypatch.setattr(turns, "step_seconds", timed)
+    monkeypatch.setattr(turns, "seconds_of_step", timed)
     monkeypatch.setattr(turns, "real_batch", lambda job, size: next(drawn))
     turns_of(job(), 2)
     assert torch.equal(*weights[:2])

@@ -14,7 +14,7 @@ import torch
 from memfit.cost.operator_times import OperatorTimes, TimedOperators, times_from_measured
 from memfit.devices.spec import CPU, Device
 from memfit.job import Job
-from memfit.measurement.turns import opened, seconds_in_turns, step_seconds
+from memfit.measurement.turns import opened, seconds_in_turns, seconds_of_step
 from memfit.runtime.run import Run
 from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout
@@ -168,7 +168,7 @@ def shortest_step(run: Run, batch: Any) -> float:
     """Return the shortest of a few steps, which the machine disturbed least."""
     seconds = []
     for _ in range(_NUM_STEPS):
-        seconds.append(step_seconds(run, batch))
+        seconds.append(seconds_of_step(run, batch))
         if sum(seconds) > _ENOUGH_SECONDS:
             break
     return min(seconds)

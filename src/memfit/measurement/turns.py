@@ -95,7 +95,7 @@ def seconds_in_turns(
         if not runs:
             return []
         batch = _batch(borrowed_job, device_kind)
-        first_seconds = [step_seconds(run, batch) for run in runs]
+        first_seconds = [seconds_of_step(run, batch) for run in runs]
         num_turns = _NUM_TURNS if max(first_seconds) < _LONG_SECONDS else _NUM_LONG_TURNS
         turns = [[_turn(run, batch) for run in runs] for _ in range(num_turns)]
     return [list(seconds) for seconds in zip(*turns, strict=True)]
@@ -110,14 +110,14 @@ def _turn(run: Run, batch: Any) -> float:
     """Return the seconds of the shorter of two steps, or of one that is long."""
     least_seconds = float("inf")
     for _ in range(_TURN_STEPS):
-        seconds = step_seconds(run, batch)
+        seconds = seconds_of_step(run, batch)
         least_seconds = min(least_seconds, seconds)
         if seconds > _LONG_SECONDS:
             break
     return least_seconds
 
 
-def step_seconds(run: Run, batch: Any) -> float:
+def seconds_of_step(run: Run, batch: Any) -> float:
     """Run a step and return how long it took, with whatever it left the device to do."""
     started = time.perf_counter()
     run.step(batch)

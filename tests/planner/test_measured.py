@@ -166,8 +166,9 @@ def test_what_may_be_faster_is_half_a_batch_one_cheap_strategy_more_and_one_less
 
     # The implementation is required, and attention is not said to cost little.
     assert around(fused) == {(fused, halves[0]), (fused, in_backward)}
-    # Pieces and an optimizer in the backward do not go together; what was recomputed stays.
-    assert around(fused, recomputed, halves[0]) == {(fused, recomputed, halves[1])}
+    # Pieces and an optimizer in the backward do not go together; smaller ones may need no blocks.
+    smaller = {(fused, recomputed, halves[1]), (fused, halves[1])}
+    assert around(fused, recomputed, halves[0]) == smaller
     assert around(fused, in_backward, recomputed) == {(fused, recomputed)}
     plain = SearchSpace(options=((None, fused),), splits=(), must_split=False, refused=())
     assert list(Neighbours(plain, {}).perhaps_faster((fused,))) == [()]

@@ -202,9 +202,9 @@ def _timed_beside(clock: PlanClock, candidate: Candidate, known: _Timed) -> _Tim
 
 def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
     """Return how far too low an estimate is, by what was run with the same strategies or fewer."""
-    mine = set(without_recomputation(candidate))
-    known = (each for each in timed if mine.issuperset(without_recomputation(each.candidate)))
-    return max((each.error for each in known), default=1.0)
+    mine = set(without_recomputation(candidate.strategies))
+    others = ((each, without_recomputation(each.candidate.strategies)) for each in timed)
+    return max((each.error for each, theirs in others if mine.issuperset(theirs)), default=1.0)
 
 
 def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from memfit.planner.search.candidates import Strategies
 from memfit.planner.search.options import SearchSpace
 from memfit.planner.search.pieces import line_through, may_fit_as_it_is
+from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.tree import SearchNode
 from memfit.strategies.base import Strategy
 from memfit.strategies.plan import conflict, in_catalogue_order
@@ -70,12 +71,14 @@ class Neighbours:
     def perhaps_faster(self, strategies: Strategies) -> Iterator[Strategies]:
         """Yield what estimates tell least from a combination, for what caches do with it.
 
-        That is the next smaller micro-batch, one more of what is said to cost little, such as an
-        optimizer that steps in the backward, and one less of what may be left out.
+        That is the next smaller micro-batch, with the same blocks recomputed and with none, one
+        more of what is said to cost little, such as an optimizer that steps in the backward, and
+        one less of what may be left out.
         """
-        halved = self.halved(strategies)
-        if halved is not None:
-            yield halved
+        for whole in dict.fromkeys((strategies, without_recomputation(strategies))):
+            halved = self.halved(whole)
+            if halved is not None:
+                yield halved
         for options in self._space.options:
             mildest = next((each for each in options if each is not None), None)
             others = [member for member in strategies if member not in options]

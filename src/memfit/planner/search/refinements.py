@@ -53,7 +53,7 @@ def _written(chain: Chain, assignment: Assignment) -> list[Strategy]:
     return found
 
 
-def without_recomputation(candidate: Candidate) -> Strategies:
-    """Return the combination whose blocks a candidate recomputes."""
+def without_recomputation(strategies: Strategies) -> Strategies:
+    """Return the combination whose blocks a combination recomputes."""
     name = ActivationCheckpointing.name
-    return tuple(strategy for strategy in candidate.strategies if strategy.name != name)
+    return tuple(strategy for strategy in strategies if strategy.name != name)

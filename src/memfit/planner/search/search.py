@@ -202,7 +202,7 @@ class Search:
 
         Of each combination only a few ways to recompute its blocks are given.
         """
-        alike = Counter(without_recomputation(candidate) for candidate in found)
+        alike = Counter(without_recomputation(candidate.strategies) for candidate in found)
         enough = {strategies for strategies, num in alike.items() if num >= _MOST_ALIKE}
         self._queue.keep_where(lambda e: e.is_node or e.node.strategies not in enough)
         return self._first_that_fits(most_seconds)

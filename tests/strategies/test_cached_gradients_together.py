@@ -219,3 +219,22 @@ def test_what_is_kept_between_forward_and_backward_is_that_of_no_piece():
     assert planned.peak_allocated_bytes < 0.35 * plain.peak_allocated_bytes
     saved = planned.by_category["saved activations"]
     assert 0 < saved < 0.1 * plain.by_category["saved activations"]
+
+
+def test_what_is_found_out_about_networks_of_convolutions_leaves_no_stand_ins_behind():
+    """Convolution tiling follows modules with other members in them; 64 KiB are watched."""
+
+    def network():
+        layers = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()
+        return nn.Sequential(*layers, nn.AvgPool2d(12))
+
+    job = memfit.Job(
+        model=network,
+        batch=lambda size: torch.randn(size, 3, 16, 16),
+        loss=lambda model, batch: model(batch).flatten(1).cov().square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        batch_size=8,
+    )
+    plan = Plan(strategies=(build_strategy("cached-gradients", {"micro_batch_size": 2}),))
+    predicted = memfit.predict(job, "cpu", plan)
+    assert predicted.peak_allocated_bytes == memfit.measure(job, plan).peak_allocated_bytes

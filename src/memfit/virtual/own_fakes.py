@@ -1,4 +1,7 @@
-"""Fake versions of operators for which torch has none, or one that needs values."""
+"""Fake versions of operators where torch has none, needs values, or lays results out otherwise.
+
+How a result lies in memory decides whether what comes next copies it.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +62,55 @@ def _align_back(*, log_probs: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
 
 
+def _dense_gradient(*, out: Any) -> Any:
+    """Lay the first result out densely, whatever gradient or input comes in.
+
+    Source: ``layer_norm_backward_cpu`` and its twin for CUDA, SoftMax.cpp, Loss.cpp and
+    GatedLinearUnit.cpp in aten/src/ATen/native, torch 2.13, which ask for contiguous memory.
+    """
+    first, *others = out if isinstance(out, tuple) else (out,)
+    if first is not None and not first.is_contiguous():
+        first = torch.empty_like(first, memory_format=torch.contiguous_format)
+    return (first, *others) if isinstance(out, tuple) else first
+
+
+def _gradient_beside(*, grad_output: torch.Tensor, self: torch.Tensor) -> torch.Tensor:
+    """Lay the result out as every operator on two tensors does that asks for nothing else.
+
+    Torch's own fake computes it in several steps, whose last may follow the other tensor. Source:
+    ``TensorIterator::borrowing_binary_op(grad_input, grad_output, self)`` in Activation.cpp.
+    """
+    return torch.add(grad_output, self)
+
+
+def _gradient_beside_either(
+    *, grad_output: torch.Tensor, self_or_result: torch.Tensor
+) -> torch.Tensor:
+    return torch.add(grad_output, self_or_result)
+
+
 OWN_FAKES = Operators(
     {
+        **dict.fromkeys(
+            (
+                "_log_softmax_backward_data",
+                "glu_backward",
+                "mse_loss_backward",
+                "native_layer_norm_backward",
+                "smooth_l1_loss_backward",
+            ),
+            Operator(fake=_dense_gradient),
+        ),
+        **dict.fromkeys(
+            (
+                "hardsigmoid_backward",
+                "hardswish_backward",
+                "hardtanh_backward",
+                "softplus_backward",
+            ),
+            Operator(fake=_gradient_beside),
+        ),
+        "elu_backward": Operator(fake=_gradient_beside_either),
         "_pack_padded_sequence": Operator(fake=_pack),
         "_ctc_loss": Operator(fake=_align),
         "_ctc_loss_backward": Operator(fake=_align_back),

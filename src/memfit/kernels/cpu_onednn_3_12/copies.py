@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memfit.kernels.cpu_onednn_3_12.layouts import is_last, laid_out_as
 from memfit.kernels.cpu_onednn_3_12.matrices import transposed_block_bytes
 from memfit.kernels.registration import Operator
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
@@ -25,7 +26,7 @@ def _dense(*names: str, takes_channels_last: bool = False) -> Operator:
     def scratch(**arguments: Any) -> int:
         tensors = [arguments[name] for name in names]
         if takes_channels_last:
-            tensors = [tensor for tensor in tensors if not _is_last(tensor)]
+            tensors = [tensor for tensor in tensors if not is_last(tensor)]
         return sum(copied_bytes(*tensors))
 
     return Operator(scratch=scratch)
@@ -38,9 +39,20 @@ def _batch_norm(*, input: torch.Tensor) -> int:
 def _batch_norm_backward(*, grad_out: torch.Tensor, input: torch.Tensor) -> int:
     """A second gradient, where the kernel for dense images is used."""
     is_dense = grad_out.is_contiguous() and input.is_contiguous()
-    if is_dense or (_is_last(grad_out) and _is_last(input)):
+    if is_dense or (is_last(grad_out) and is_last(input)):
         return num_bytes(input)
     return 0
+
+
+def _normalised(*, input: torch.Tensor, out: Any) -> Any:
+    """Lay the first result out as the input suggests; those of volumes are left to torch.
+
+    Source: ``suggest_memory_format_contig`` in aten/src/ATen/native/Normalization.cpp, torch 2.13.
+    """
+    first, *others = out
+    if first is None or input.dim() == 5:
+        return out
+    return (laid_out_as(input, first), *others)
 
 
 def _layer_norm_backward(
@@ -86,7 +98,7 @@ def _dropout_backward(*, grad_output: torch.Tensor) -> int:
 
 def _upsample(*, self: torch.Tensor, out: torch.Tensor) -> int:
     """Input and output with their channels last, for small images."""
-    is_copied = self.shape[1] > 1 and not _is_last(self)
+    is_copied = self.shape[1] > 1 and not is_last(self)
     if not is_copied or out.shape[-2] * out.shape[-1] > _SMALL_AREA:
         return 0
     return num_bytes(self) + num_bytes(out)
@@ -108,10 +120,6 @@ def _turned_block_bytes(target: torch.Tensor, source: torch.Tensor) -> int:
     return transposed_block_bytes(target)
 
 
-def _is_last(tensor: torch.Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
 OPERATORS: Mapping[str, Operator] = {
     "_safe_softmax": Operator(scratch=_safe_softmax),
     **dict.fromkeys(("_to_copy", "clone"), Operator(scratch=_clone)),
@@ -121,8 +129,8 @@ OPERATORS: Mapping[str, Operator] = {
     "gelu_backward": Operator(scratch=_gelu_backward),
     "im2col": Operator(scratch=_columns),
     "logsumexp": Operator(scratch=_logsumexp),
-    "native_batch_norm": Operator(scratch=_batch_norm),
-    "native_batch_norm_backward": Operator(scratch=_batch_norm_backward),
+    "native_batch_norm": Operator(scratch=_batch_norm, fake=_normalised),
+    "native_batch_norm_backward": Operator(scratch=_batch_norm_backward, fake=_normalised),
     "native_dropout": Operator(scratch=_dropout),
     "native_dropout_backward": Operator(scratch=_dropout_backward),
     "native_group_norm_backward": Operator(scratch=_group_norm_backward),

@@ -124,6 +124,8 @@ class PiecewiseForward:
         if step.batch_size is None or step.is_inside or not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         leaves, structure = taken_apart((args, kwargs))
+        if any(map(_is_stand_in, leaves)):
+            return self._forward(*args, **kwargs)
         try:
             rows, form = self._judged(leaves, structure)
         except CannotCutError as reason:
@@ -302,6 +304,14 @@ def _module_that_watches_gradients(module: torch.nn.Module) -> str:
         ),
         "",
     )
+
+
+def _is_stand_in(leaf: Any) -> bool:
+    """Return whether the call is only followed, with other members in the module meanwhile.
+
+    What is found out about the module then is not so later.
+    """
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor) and leaf.is_meta
 
 
 def _has_fake(leaves: Sequence[Any]) -> bool:

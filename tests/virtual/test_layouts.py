@@ -28,6 +28,7 @@ ON_IMAGES = {
     "padding": lambda x: functional.pad(x, (1, 1, 1, 1), mode="reflect"),
     "repeated border": lambda x: functional.pad(x, (1, 1, 1, 1), mode="replicate"),
     "roll": lambda x: x.roll(1, 2),
+    "roll of all elements": lambda x: x.roll(1),
     "shuffle": lambda x: functional.channel_shuffle(x, 2),
     "glu": lambda x: functional.glu(x, 1),
     "convolution": lambda x: functional.conv2d(x, torch.randn(4, 6, 3, 3)),

@@ -34,13 +34,19 @@ def _as_suggested(*, self: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return laid_out_as(self, out)
 
 
-def _rolled(*, self: torch.Tensor, shifts: Sequence[int], out: torch.Tensor) -> torch.Tensor:
-    """Two parts joined by ``cat``, where one dimension is rolled (TensorTransformations.cpp)."""
-    return laid_out_as(self, out) if len(shifts) == 1 else out
+def _rolled(*, self: torch.Tensor, dims: Sequence[int], out: torch.Tensor) -> torch.Tensor:
+    """Join two parts by ``cat``, where one dimension is rolled; others are left to torch.
+
+    Source: ``roll`` in aten/src/ATen/native/TensorTransformations.cpp, torch 2.13.
+    """
+    return laid_out_as(self, out) if len(dims) == 1 else out
 
 
 def _dense(*, out: Any) -> Any:
-    """Source: ``log_sigmoid_forward_cpu`` in aten/src/ATen/native/Activation.cpp."""
+    """Lay all results out densely.
+
+    Source: ``log_sigmoid_forward_cpu`` in aten/src/ATen/native/Activation.cpp, torch 2.13.
+    """
     return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in out)
 
 

@@ -20,15 +20,15 @@ RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)/memfit train conve --dataset umls --output
 	--output-channels 16 --input-dropout 0.1 --feature-map-dropout 0.1 --output-dropout 0.2 \
 	--num-epochs 70 --eval-every 10 --checkpoint-frequency 10
 
+# Tests start many processes, and each would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
 # One thread per process: the tests run side by side and small tensors gain nothing from more.
 TEST_WORKERS ?= 2
-# Seconds are of the processor, far beyond what a test takes that is not called slow: a virtual
-# machine that is held up counts the wait as its own.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal --most-seconds 30
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal --durations=15
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all check fast coverage format accuracy bench clean
+.PHONY: help run test test-all check coverage format accuracy bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -49,11 +49,8 @@ check: $(VENV)/.dev-stamp ## Run the whole gate: lint, format, types, import con
 	@echo "import contract";    $(BIN)/lint-imports --no-logo
 	@echo "tests";              $(MAKE) --no-print-directory test
 
-fast: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Run the quick tests of every kind, in a minute
-	@$(PYTEST) -m fast $(ARGS)
-
 coverage: $(VENV)/.dev-stamp $(VENV)/.accuracy-stamp ## Say which lines and branches no test reaches (ARGS=tests/room: that)
-	@$(PYTEST) --most-seconds inf --cov --cov-report=term --cov-report=html:build/coverage $(ARGS)
+	@$(PYTEST) --cov --cov-report=term --cov-report=html:build/coverage $(ARGS)
 
 format: $(VENV)/.dev-stamp ## Format the code and apply the safe fixes
 	@$(BIN)/ruff check --fix; $(BIN)/ruff format

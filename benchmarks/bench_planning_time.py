@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import large_llama
+from coupled_encoders import COUPLED
 from planner_jobs import planner_jobs
 from results_file import commit_of, save_result
 
@@ -28,7 +29,7 @@ import memfit
 from memfit.errors import MemfitError
 
 NAME = "planning_time"
-_FRACTIONS = (0.8, 0.45)
+_FRACTIONS, _HALF = (0.8, 0.45), 0.5
 _LARGE, _LARGE_DEVICE = "large-decoder", "h200"
 _HERE = Path(__file__).resolve().parent
 
@@ -47,6 +48,9 @@ def main() -> None:
     for name in arguments.jobs or planner_jobs():
         rows += _compared(name, arguments.beside)
     large = [] if arguments.jobs else _compared(_LARGE, arguments.beside)
+    coupled = (
+        [] if arguments.jobs else [row for n in COUPLED for row in _compared(n, arguments.beside)]
+    )
     ratios = [row["seconds"] / row["other_seconds"] for row in rows]
     summary = {
         "other": commit_of(arguments.beside),
@@ -56,7 +60,7 @@ def main() -> None:
     }
     print(summary)
     if not arguments.jobs:
-        save_result(NAME, {**summary, "rows": rows, "large": large})
+        save_result(NAME, {**summary, "rows": rows, "large": large, "coupled": coupled})
 
 
 def _compared(name: str, beside: Path) -> list[dict[str, Any]]:
@@ -86,10 +90,10 @@ def _seconds_of(name: str) -> dict[str, float]:
         begun = time.process_time()
         memfit.plan(large_llama.job, device=_LARGE_DEVICE)
         return {"1.0": time.process_time() - begun}
-    job = planner_jobs()[name]()
+    job = COUPLED[name] if name in COUPLED else planner_jobs()[name]()
     peak = memfit.predict(job).peak_allocated_bytes
     found = {}
-    for fraction in _FRACTIONS:
+    for fraction in [_HALF] if name in COUPLED else _FRACTIONS:
         begun = time.process_time()
         try:
             memfit.plan(job, budget=int(fraction * peak))

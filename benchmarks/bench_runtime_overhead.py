@@ -20,13 +20,13 @@ from results_file import save_result
 import memfit
 from memfit_workloads.conve import WORKLOAD
 from memfit_workloads.conve.data import read_graph
-from memfit_workloads.conve.job import (
+from memfit_workloads.conve.settings import settings_from
+from memfit_workloads.conve.train import (
     build_job,
     sizes_for,
     training_batches,
     training_queries,
 )
-from memfit_workloads.conve.settings import settings_from
 
 _NUM_BLOCKS = 60
 _STEPS_PER_BLOCK = 10

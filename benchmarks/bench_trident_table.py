@@ -19,7 +19,7 @@ from results_file import save_result
 import memfit
 from memfit_workloads.trident.benchmark_table.figures import RowFigures, compute
 from memfit_workloads.trident.benchmark_table.findings import findings_of
-from memfit_workloads.trident.benchmark_table.recorded import Origin, Table
+from memfit_workloads.trident.benchmark_table.show import Origin, Table
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from tests import seconds
 from torch import nn
 
 from memfit import Job
@@ -37,14 +35,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine makes drawing slow; that says nothing about what is tested.
 settings.register_profile("memfit", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("memfit")
-NUM_IMPORTED = 100
-"""A test that is the first to import so many modules takes longer than it does by itself."""
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run refuse tests that have become slow."""
-    words = "fail what takes more processor time than this and is not called slow"
-    parser.addoption("--most-seconds", type=float, default=math.inf, help=words)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -63,64 +53,6 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Call slow what only ``make test-all`` runs, and fast what ``make fast`` runs."""
-    listed = seconds.listed()
-    names = {item: item.nodeid.removeprefix("tests/") for item in items}
-    for item, name in names.items():
-        is_rule = name.startswith("house/")  # each change is held to these
-        if seconds.seconds_of(name, listed) > seconds.SLOW_SECONDS and not is_rule:
-            item.add_marker(pytest.mark.slow)
-    quick = {
-        name: seconds.fixtures_of(item)
-        for item, name in names.items()
-        if not item.get_closest_marker("slow")
-    }
-    fast = seconds.fast(quick, listed)
-    for item, name in names.items():
-        if name in fast:
-            item.add_marker(pytest.mark.fast)
-    config.stash[seconds.COLLECTED] = frozenset(names.values())
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> Iterator[None]:
-    """Note the processor time of what is made once for several tests, or for each."""
-    began = processor_seconds()
-    value = yield
-    took, name = processor_seconds() - began, seconds.name_of(fixturedef)
-    if name and took >= seconds.LISTED_SECONDS:
-        properties = request._pyfuncitem.user_properties
-        properties.append((seconds.FIXTURE_PROPERTY, f"{took:.2f} {name}"))
-    return value
-
-
-def processor_seconds() -> float:
-    """Return the processor time of this process and its children."""
-    return sum(os.times()[:4])
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Note a test's processor time, which a busy machine does not change; refuse too much of it."""
-    num_modules, began = len(sys.modules), processor_seconds()
-    yield
-    took = processor_seconds() - began
-    item.user_properties.append((seconds.PROPERTY, f"{took:.2f}"))
-    is_first = len(sys.modules) - num_modules >= NUM_IMPORTED
-    # The first test that hypothesis runs in a process reads the constants of all modules.
-    is_drawn = hasattr(getattr(item, "obj", None), "hypothesis")
-    is_excused = is_first or is_drawn or item.get_closest_marker("slow")
-    if not is_excused and took > (most := item.config.getoption("--most-seconds")):
-        pytest.fail(
-            f"{took:.1f} s of processor time, more than {most:g}: make it quicker, or list it as "
-            "slow in tests/seconds.txt",
-            pytrace=False,
-        )
 
 
 @pytest.fixture
@@ -182,7 +114,10 @@ def refuse(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Start every test from the same random state."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # it would format the stack three times, for devices that are not there
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,7 @@ from memfit.errors import (
     JobFunctionError,
     JobNameError,
     LossNotScalarError,
+    StrategyError,
 )
 from memfit.job import expected_signature, load_job
 from memfit.session.batches import find_layout
@@ -83,10 +85,15 @@ def test_a_missing_file_is_named(reference, error, fragments, tmp_path, monkeypa
     [
         (f"{SOURCE}\nother = job\n", ":jobs", JobNameError, r"named 'jobs'\. .*: job, other"),
         (f"{SOURCE}\nother = job\n", "", JobNameError, "The jobs there: job, other"),
-        ("x = 1", ":x", JobNameError, r"holds no memfit\.Job at all"),
+        ("x = 1", ":x", JobNameError, r"No memfit\.Job is seen in it"),
         ("x = 1\n\ndef f(:\n", "", JobFileError, r"my_job\.py.*SyntaxError.*\(line 3\)"),
-        ("import json\nx = 1 / 0\n", "", JobFileError, r"ZeroDivisionError: .*\(line 2\)"),
-        ("import no_such_package\n", "", JobFileError, "ModuleNotFoundError: .*no_such_package"),
+        ("import json\nx = 1 / 0\n", ":x", JobFileError, r"ZeroDivisionError: .*\(line 2\)"),
+        (
+            "import no_such_package\n",
+            ":no_such_package",
+            JobFileError,
+            "ModuleNotFoundError: .*no_such_package",
+        ),
         (SOURCE.replace("=8", "=0"), "", JobError, "whole number of at least 1, not 0"),
     ],
 )
@@ -193,7 +200,7 @@ def test_a_loss_that_is_no_scalar_is_named_when_it_is_really_run(regression_job)
     [
         (lambda size: torch.zeros(7, 16), r"\(7, 16\)"),
         (lambda size: {"a": torch.zeros(2), "n": size}, r"\(2,\)"),
-        (lambda size: None, "no tensors"),
+        (lambda size: None, "no tensor is found"),
     ],
 )
 def test_a_batch_that_ignores_its_argument_is_named_with_its_shapes(regression_job, batch, shapes):
@@ -230,6 +237,7 @@ def test_a_function_that_gives_something_else_is_named(regression_job, function,
         act(replace(regression_job, **{function: value}))
 
 
+@pytest.mark.slow
 def test_a_step_whose_sizes_nobody_can_bound_is_refused_with_another_way(regression_job):
     def loss(model, batch):
         return regression_job.loss(model, batch).reshape(1).unique().sum()
@@ -237,3 +245,9 @@ def test_a_step_whose_sizes_nobody_can_bound_is_refused_with_another_way(regress
     with pytest.raises(MemfitError, match="depends on the values of tensors") as caught:
         memfit.predict(replace(regression_job, loss=loss))
     assert "`memfit measure`" in str(caught.value)
+
+
+def test_an_error_reaches_another_process_whole():
+    error = StrategyError("bf16", "it is broken.")
+    same = pickle.loads(pickle.dumps(error))
+    assert (str(same), same.strategy, type(same)) == (str(error), "bf16", StrategyError)

@@ -69,6 +69,7 @@ def test_a_whole_number_of_units_is_exact_in_any_case(number, unit, is_upper):
     assert parse_bytes(f"{number} {written}") == number * UNITS[unit]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**60))
 def test_what_is_shown_reads_back_within_what_was_rounded(num_bytes):
     shown = format_bytes(num_bytes)

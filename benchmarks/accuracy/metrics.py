@@ -11,9 +11,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from memfit.devices.nccl import nccl_memory
 from memfit.figures import Interval
 from memfit.prediction.peak_range import PeakRange
+from memfit.prediction.process_memory import process_range
 
+from .cards import card_of_row
 from .rows import Row
 from .scoring import Predicted
 
@@ -38,6 +41,8 @@ class Figure:
     predicted_bytes: int
     interval: Interval
     measured_bytes: int | None
+    peak: PeakRange | None = None
+    """What the interval follows from; None of what was read back from older results."""
 
     @property
     def error(self) -> float | None:
@@ -122,12 +127,13 @@ def _score(answer: Answer, answers: Sequence[Answer], known: Sequence[ContextRea
     row, predicted = answer.row, answer.predicted
     if predicted is None:
         return Score(row=row, failure=answer.failure)
-    context_bytes, num_rows = fitted_context(answer, answers, known)
-    ranges = {
-        "allocated": predicted.allocated,
-        "reserved": predicted.reserved,
-        "process": predicted.reserved.plus(context_bytes),
-    }
+    if row.published:
+        process, num_rows = _as_a_user_is_told(row, predicted), 0
+        context_bytes = process.likely_bytes - predicted.reserved.likely_bytes
+    else:
+        context_bytes, num_rows = fitted_context(answer, answers, known)
+        process = predicted.reserved.plus(context_bytes)
+    ranges = {"allocated": predicted.allocated, "reserved": predicted.reserved, "process": process}
     figures = {name: _figure(name, each, row) for name, each in ranges.items()}
     return Score(
         row=row,
@@ -139,11 +145,22 @@ def _score(answer: Answer, answers: Sequence[Answer], known: Sequence[ContextRea
     )
 
 
+def _as_a_user_is_told(row: Row, predicted: Predicted) -> PeakRange:
+    """Add what the catalogue has of contexts and of NCCL: rows of the collection have no constant.
+
+    Most of them do not tell what was reserved, so what lies outside cannot be read off others.
+    """
+    device = card_of_row(row)
+    nccl = nccl_memory(device, (row.ranks,))
+    return process_range(predicted.reserved, device.facts["context_bytes"], nccl)
+
+
 def _figure(name: str, peak: PeakRange, row: Row) -> Figure:
     return Figure(
         predicted_bytes=peak.likely_bytes,
         interval=peak.interval(name),
         measured_bytes=getattr(row.measured, f"{name}_bytes"),
+        peak=peak,
     )
 
 

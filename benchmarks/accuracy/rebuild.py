@@ -20,6 +20,7 @@ from .optimizers import build_optimizer
 from .packages import load_package
 from .protocols import Parts, Protocol, Step, make_step, probe_context, protocol_of
 from .published.rebuild import rebuild_published
+from .published.steps import PublishedStep
 from .rows import Row
 
 
@@ -38,6 +39,8 @@ class Rebuilt:
     """What happened on the device before, in the same process."""
     notes: tuple[str, ...] = ()
     """What is not known or differs from the authors' run."""
+    readings: tuple[Rebuilt, ...] = ()
+    """What the row's description allows as well."""
 
 
 def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
@@ -48,7 +51,7 @@ def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
             building itself finds out is raised by ``setup``.
     """
     if row.published:
-        return _of_the_collection(row)
+        return _of_the_collection(row, rebuild_published(row))
     protocol = protocol_of(row)
     loss_of(row)
     parameter_dtype(row)
@@ -67,14 +70,14 @@ def rebuild(row: Row, device: str = "cuda") -> Rebuilt:
     )
 
 
-def _of_the_collection(row: Row) -> Rebuilt:
-    step = rebuild_published(row)
+def _of_the_collection(row: Row, step: PublishedStep) -> Rebuilt:
     return Rebuilt(
         row=row,
         setup=step.setup,
         num_steps=step.num_steps,
         measured_from_step=step.measured_from_step,
         notes=step.notes,
+        readings=tuple(_of_the_collection(row, each) for each in step.readings),
     )
 
 

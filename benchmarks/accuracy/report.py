@@ -13,9 +13,10 @@ from typing import Any
 from memfit.files import write_atomically
 from memfit.units import format_bytes, format_fraction
 
+from .left_out import left_out
 from .metrics import QUANTITIES, summarized
 from .peer_file import read_peers
-from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, SHORTFALLS, SOURCES
+from .prose import COLLECTED, CPU_LIMITS, HEAD, INFORMED, LEFT_OUT, SHORTFALLS, SOURCES
 from .recorded import recorded_section, workspaces_section
 from .results import ADAPTERS, SEVERAL_RANKS
 from .table import percent, summary_head, summary_line
@@ -172,6 +173,19 @@ def _collected(gpu: Content) -> Iterator[str]:
         for name, goal in goals.items():
             title = f"{each['source']}: {each['quantity']}, {name.partition('_')[0]}"
             yield _goal_line(f"{title} at most {percent(goal)}", each[name], each[name] <= goal)
+    yield ""
+    yield from _held_on_others(gpu)
+
+
+def _held_on_others(gpu: Content) -> Iterator[str]:
+    """Show whether intervals hold on sources that have not set their margins."""
+    yield LEFT_OUT
+    yield "| left out | quantity | rows | margin of ranks from the others | inside |"
+    yield "|---|---|---:|---:|---:|"
+    for each in left_out(gpu["rows"]):
+        inside = percent(each.num_inside / each.num_rows)
+        named = f"| {each.source} | {each.quantity} | {each.num_rows} "
+        yield f"{named}| {percent(each.margin)} | {inside} |"
     yield ""
 
 

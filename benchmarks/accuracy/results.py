@@ -101,6 +101,7 @@ def _row(score: Score) -> dict[str, Any]:
                 "high_bytes": figure.interval.high_bytes,
                 "measured_bytes": figure.measured_bytes,
                 "error": figure.error,
+                "peak": figure.peak and asdict(figure.peak),
             }
             for name, figure in score.figures.items()
         },

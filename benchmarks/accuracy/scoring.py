@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from memfit.allocator.settings import AllocatorSettings
 from memfit.devices.placement import Placement
+from memfit.devices.spec import Device
 from memfit.prediction.card_replays import (
     peaks_alone,
     replayed_peaks,
@@ -28,6 +29,7 @@ from .read_ahead import drawn_orders, reads_ahead
 from .rebuild import Rebuilt, rebuild
 from .rows import Row
 
+_REPLAYED = ("allocated", "reserved")
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _SETTING_KEYS = (
     "pytorch_alloc_conf",
@@ -68,22 +70,16 @@ def predict_row(row: Row) -> Predicted:
     device = card_of_row(row)
     settings = settings_of(row)
     rebuilt = rebuild(row)
-    placement = Placement(device=device.name, num_ranks=row.ranks) if row.ranks > 1 else None
-    with one_rank_of(placement):
-        recording = record_steps(
-            _with_prelude(rebuilt),
-            device,
-            num_steps=rebuilt.num_steps,
-            torch_version=torch_version_of(row),
-        )
+    recording = _recorded(row, rebuilt, device)
     from_step = rebuilt.measured_from_step
     recording, others = _as_loaded(row, recording, settings, from_step)
-    allocated, reserved = (
-        _over_all(peak, ranges)
-        for peak, ranges in zip(
-            replayed_peaks(recording, settings, from_step=from_step), others, strict=True
-        )
-    )
+    peaks = replayed_peaks(recording, settings, from_step=from_step)
+    for reading in rebuilt.readings:
+        recorded = _recorded(row, reading, device)
+        read = peaks_alone(recorded, settings, from_step=reading.measured_from_step)
+        for name, peak, known, found in zip(_REPLAYED, peaks, others, read, strict=True):
+            known.extend(_ends(peak, found, name))
+    allocated, reserved = (_over_all(*each) for each in zip(peaks, others, strict=True))
     smallest = None
     if has_limit(row):
         smallest = min(smallest_reserved_bytes(recording, settings), reserved.likely_bytes)
@@ -97,6 +93,18 @@ def predict_row(row: Row) -> Predicted:
         seconds=time.perf_counter() - started,
         notes=rebuilt.notes,
     )
+
+
+def _recorded(row: Row, rebuilt: Rebuilt, device: Device) -> StepRecording:
+    """Record what a row is read as, on its rank among those that it names."""
+    placement = Placement(device=device.name, num_ranks=row.ranks) if row.ranks > 1 else None
+    with one_rank_of(placement):
+        return record_steps(
+            _with_prelude(rebuilt),
+            device,
+            num_steps=rebuilt.num_steps,
+            torch_version=torch_version_of(row),
+        )
 
 
 def _as_loaded(
@@ -118,8 +126,15 @@ def _as_loaded(
     return likely, ([each[1] for each in drawn], [each[0] for each in drawn])
 
 
+def _ends(peak: PeakRange, read_bytes: int, name: str) -> tuple[int, int]:
+    """Return the interval of another reading: each would be as far off as the likely one."""
+    alone = replace(peak, likely_bytes=read_bytes, low_bytes=read_bytes, high_bytes=read_bytes)
+    interval = alone.interval(name)
+    return interval.low_bytes, interval.high_bytes
+
+
 def _over_all(peak: PeakRange, others: Sequence[int]) -> PeakRange:
-    """Widen a peak's range to those of other orders."""
+    """Widen a peak's range to those of other orders and readings."""
     return replace(
         peak,
         low_bytes=min([peak.low_bytes, *others]),

@@ -65,4 +65,5 @@ def _figure(stored: Mapping[str, Any]) -> Figure:
         predicted_bytes=stored["predicted_bytes"],
         interval=Interval(low_bytes=stored["low_bytes"], high_bytes=stored["high_bytes"]),
         measured_bytes=stored["measured_bytes"],
+        peak=PeakRange(**stored["peak"]) if stored.get("peak") else None,
     )

@@ -19,8 +19,7 @@ import memfit
 from chaos_runs.stories import JobSpec, Story
 from memfit import Job, Plan, Total
 from memfit.strategies import build_strategy
-from memfit.strategies.compatibility import clash
-from memfit.strategies.plan import in_catalogue_order
+from memfit.strategies.plan import clash, in_catalogue_order
 
 _DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 _RUNGS = 8

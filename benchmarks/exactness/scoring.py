@@ -11,6 +11,8 @@ from exactness.truth import Truth
 
 KEEPS = ("exact", "same-in-law")
 """The classes that promise the results of the step in one piece."""
+_UNBROKEN = ("", "exact", "unproved")
+"""What a run may show of any of them; where it shows nothing, it contradicts nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +112,7 @@ def _half(rows: list[Row]) -> dict[str, Any]:
         "num_different_not_known": sum(each.verdict == "not known" for each in other),
         "num_carried": sum(each.verdict == "carried" for each in rows),
         "num_kept_recordable": sum(not each.reads_values for each in kept),
-        "broken": [
-            each.name for each in rows if each.earned and each.earned not in ("exact", each.claimed)
-        ],
+        "broken": [each.name for each in rows if each.earned not in (*_UNBROKEN, each.claimed)],
         "false": [each.name for each in rows if each.verdict == "false"],
         "sums": [each.name for each in rows if each.verdict == "sum"],
         "too_timid": [each.name for each in rows if each.verdict == "too timid"],

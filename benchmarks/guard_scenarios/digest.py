@@ -24,7 +24,12 @@ _LEFT_OUT = (
     property,
     torch._C._VariableFunctionsClass,
 )
-_OWN = "guard_scenarios"
+_OWN = ("guard_scenarios", "corpus.promises")
+
+
+def _is_own(module: str) -> bool:
+    """Return whether a module is one of those whose state is in question."""
+    return any(own in module for own in _OWN)
 
 
 def digest(**roots: Any) -> dict[str, Any]:
@@ -74,7 +79,7 @@ class _Walk:
             return True
         if isinstance(value, types.FunctionType) and (value.__module__ or "").startswith("memfit."):
             return True
-        return isinstance(value, type) and _OWN not in module
+        return isinstance(value, type) and not _is_own(module)
 
 
 def _parts(path: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -131,7 +136,7 @@ def _function(path: str, value: types.FunctionType) -> Iterator[tuple[str, Any]]
     yield ".defaults", [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     yield from ((f".{name}", part) for name, part in vars(value).items())
     for name in value.__code__.co_names:
-        if name in value.__globals__ and _OWN in value.__globals__["__name__"]:
+        if name in value.__globals__ and _is_own(value.__globals__["__name__"]):
             yield f"<global {name}>", value.__globals__[name]
 
 

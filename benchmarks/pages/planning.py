@@ -244,8 +244,8 @@ def known_plans(figures: Figures) -> Iterator[str]:
     ratios = [row["after_others"]["step_seconds"] / row["alone"]["step_seconds"] for row in both]
     alike = sum(row["after_others"]["strategies"] == row["alone"]["strategies"] for row in both)
     yield (
-        f"Budgets on a virtual `{figures['device']}`, asked in a row: each with what those before "
-        "have kept, whose fastest that fits takes the place of guesses, and with nothing kept. "
+        f"Budgets, of the ordinary trainings on a virtual `{figures['device']}`, asked in a row: "
+        "each with what those before have kept, and with nothing kept. "
         f"Of {len(rows)} plans {alike} are the same; the slowest is estimated to take "
         f"{max(ratios):.4f} times as long as the one found with nothing kept, the fastest "
         f"{min(ratios):.4f} times."

@@ -12,7 +12,7 @@ import torch
 
 from memfit import Job, Plan
 from memfit.devices.spec import CPU
-from memfit.measurement.turns import seconds_in_turns
+from memfit.measurement.timing import seconds_in_turns
 from memfit.planner.search.candidates import Strategies
 from memfit.session.batches import find_layout
 

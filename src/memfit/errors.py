@@ -62,6 +62,17 @@ class MemfitError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let other processes have it: what its class was made with is in its attributes."""
+        return _remade, (type(self), self.args, vars(self))
+
+
+def _remade(kind: type[MemfitError], args: tuple[Any, ...], attributes: Any) -> MemfitError:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
 
 class MemfitWarning(UserWarning):
     """Warn of something that grows or drifts while a run goes on."""
@@ -80,18 +91,16 @@ class JobError(MemfitError):
 class JobFileError(JobError):
     """Say which job file could not be loaded, and why."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"Cannot load the job file {path}: {reason}. "
-            "Give it as FILE.py:name, where name is a memfit.Job in that file."
-        )
+    def __init__(self, path: str, reason: str, remedy: str = "") -> None:
+        remedy = remedy or "Give it as FILE.py:name, where name is a memfit.Job in that file."
+        super().__init__(f"Cannot load the job file {path}: {reason}. {remedy}")
 
 
 class JobNameError(JobError):
     """Say which job name was not found, and which there are."""
 
     def __init__(self, path: str, name: str, found: Sequence[str]) -> None:
-        there = "It holds no memfit.Job at all; `memfit job FILE.py` writes one from a script"
+        there = "No memfit.Job is seen in it; `memfit job FILE.py` writes one from a script"
         if found:
             there = f"The jobs there: {', '.join(found)}"
         wrong = f"has no memfit.Job named {name!r}" if name else "does not say which job is meant"

@@ -161,6 +161,15 @@ class Prediction:
         num_bytes: int = getattr(self, BOUNDED_FIGURES[budget_of or self.budget_of])
         return num_bytes
 
+    def bounded_parts(self) -> dict[str, int]:
+        """Split the figure that the budget bounds: tensors by category, and what is beside them."""
+        parts = dict(self.by_category)
+        if self.budget_of != "allocated":
+            parts["cached and unused"] = self.peak_reserved_bytes - self.peak_allocated_bytes
+        if self.budget_of == "process":
+            parts["context and libraries"] = self.process_bytes - self.peak_reserved_bytes
+        return parts
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain JSON values, without the timeline."""
         return without_timeline(asdict(self))

@@ -1,14 +1,18 @@
-"""The Job: what the user brings, and how it is loaded from ``FILE.py:name``."""
+"""The Job: what the user brings, and how it is loaded from ``FILE.py:name`` without training."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from memfit.errors import (
     JobError,
@@ -180,12 +184,11 @@ def _given_job(reference: str, path: Path, function: Callable[..., object]) -> J
     if needed := _needed_arguments(function):
         raise JobNeededError(reference, f"needs {needed}")
     try:
-        given = function()
+        given = _refusing_to_train(reference, path, function)()
     except MemfitError:
         raise
     except Exception as error:
-        line = _line_in(error, path)
-        reason = f"was called, and raised {type(error).__name__}: {error}{line}"
+        reason = f"was called, and raised {type(error).__name__}: {error}{_line_in(error, path)}"
         raise JobNeededError(reference, reason) from error
     if isinstance(given, Job):
         return given
@@ -203,14 +206,16 @@ class BuildsJobError(MemfitError):
 
 
 class BuildsTrainerError(MemfitError):
-    """Tell that a name stands for a framework's trainer; it is recorded as scripts are."""
+    """Tell that a name stands for what trains by itself; it is recorded as scripts are."""
 
-    def __init__(self, name: str, trainer: object = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        trainer: object = None,
+        what: str = "is a framework's trainer, not a memfit.Job",
+    ) -> None:
         self.trainer = trainer
-        super().__init__(
-            f"{name} is a framework's trainer, not a memfit.Job. `memfit predict {name}` predicts "
-            "it as it is."
-        )
+        super().__init__(f"{name} {what}. `memfit predict {name}` predicts it as it is.")
 
 
 _TRAINERS = ("transformers.trainer", "lightning.pytorch.trainer", "pytorch_lightning.trainer")
@@ -279,7 +284,25 @@ def load_target(reference: str) -> Job | StepBuilder:
         raise StepBuilderError(reference, f"it is {kind}")
     if needed := _needed_arguments(found):
         raise StepBuilderError(reference, f"it needs {needed}")
-    return StepBuilder(name=reference, function=found)
+    return StepBuilder(
+        name=reference, function=_refusing_to_train(reference, Path(path_text), found)
+    )
+
+
+def _refusing_to_train(
+    reference: str, path: Path, function: Callable[..., object]
+) -> Callable[..., object]:
+    """Return a function that ends where the given one would train."""
+
+    def refusal(what: str) -> MemfitError:
+        needed = (
+            "a memfit.Job is needed: model, batch, loss and optimizer, as functions, and batch_size"
+        )
+        return BuildsTrainerError(
+            reference, what=f"{what}, and {needed}. `memfit job {path.name}` writes one"
+        )
+
+    return _untrained(path, refusal)(function)
 
 
 def _find(reference: str) -> tuple[str, str, dict[str, Job], Any]:
@@ -288,7 +311,7 @@ def _find(reference: str) -> tuple[str, str, dict[str, Job], Any]:
     path = Path(path_text)
     if not path.is_file():
         raise JobFileError(path_text, "there is no such file")
-    namespace = vars(_import_file(path))
+    namespace = vars(_import_file(path, name))
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     if not name and len(jobs) == 1:
         return path_text, name, jobs, next(iter(jobs.values()))
@@ -312,23 +335,108 @@ def _needed_arguments(function: Callable[..., object]) -> str:
     return f"{'an argument' if len(needed) == 1 else 'arguments'} ({', '.join(needed)})"
 
 
-def _import_file(path: Path) -> Any:
-    """Import a Python file under a name of its own, with its folder importable."""
+_MAKE_NAMES = ("*", "exec", "globals", "locals", "setattr", "vars")
+"""By which a file may get names that are not written in it as such."""
+_GUARD = (
+    'Put that below `if __name__ == "__main__":`, or give the '
+    "arguments that it needs after `--`. `memfit predict FILE.py` predicts a script as it is."
+)
+
+
+def makes_jobs(path: Path) -> bool:
+    """Return whether a file calls ``memfit.Job``; it is not run to find out."""
+    source = path.read_bytes()
+    try:
+        return b"memfit" in source and any(map(_is_job, ast.walk(ast.parse(source))))
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _check_name(path: Path, name: str) -> None:
+    """Refuse a file that cannot have a name, or its only job, before anything of it is run."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return  # its import says in which line
+    kinds = ("id", "name", "asname")
+    words = {getattr(node, kind, "") for node in ast.walk(tree) for kind in kinds}
+    words.update(*(node.names for node in ast.walk(tree) if isinstance(node, ast.Global)))
+    jobs: list[str] = []
+    for each in tree.body:
+        value = each.value if isinstance(each, ast.Assign) else None
+        if isinstance(each, ast.Assign) and (_is_job(value) or getattr(value, "id", "") in jobs):
+            jobs += [target.id for target in each.targets if isinstance(target, ast.Name)]
+    wanted = (name, *_MAKE_NAMES) if name else ("memfit", "Job")
+    if words.isdisjoint(wanted) or (not name and len(jobs) > 1):
+        raise JobNameError(str(path), name, sorted(jobs))
+
+
+def _is_job(node: ast.AST | None) -> bool:
+    function = node.func if isinstance(node, ast.Call) else None
+    return "Job" in (getattr(function, "attr", ""), getattr(function, "id", ""))
+
+
+class _TrainsError(BaseException):
+    """End code that trains where nothing may; no script catches it by accident."""
+
+
+@contextmanager
+def _untrained(path: Path, refusal: Callable[[str], MemfitError]) -> Iterator[None]:
+    """Refuse code that trains inside, at its first backward or update, or ends the program.
+
+    Args:
+        path: of the file whose line is told.
+        refusal: makes the error out of what the code does.
+    """
+    import torch  # noqa: PLC0415 - jobs are described without it
+    from torch.optim.optimizer import register_optimizer_step_pre_hook  # noqa: PLC0415
+
+    ended: list[tuple[str, BaseException]] = []
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        ended.append(("trains", _TrainsError()))
+        raise ended[-1][1]
+
+    hook = register_optimizer_step_pre_hook(refuse)
+    try:
+        with patch.object(torch.autograd, "_engine_run_backward", refuse):
+            yield
+    except SystemExit as end:
+        ended.append((f"ends the program with sys.exit({end.code!r})", end))
+    except BaseException:
+        if not ended:
+            raise
+    finally:
+        hook.remove()
+    if ended:  # whatever the code made of it
+        what, error = ended[0]
+        raise refusal(f"{what}{_line_in(error, path)}") from error
+
+
+def _import_file(path: Path, name: str) -> ModuleType:
+    """Import a Python file that may have a name, with its folder importable.
+
+    Raises:
+        JobFileError: if it fails, or trains, or ends the program.
+        JobNameError: before it is run, if it cannot have the name, or its only job without one.
+    """
     module_name = f"memfit_job_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise JobFileError(str(path), "it is not a Python file")
+    _check_name(path, name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:
-        spec.loader.exec_module(module)
+        with _untrained(path, lambda what: JobFileError(str(path), f"importing it {what}", _GUARD)):
+            spec.loader.exec_module(module)
     except JobError:
         raise
     except Exception as error:
-        line = _line_in(error, path)
-        raise JobFileError(str(path), f"{type(error).__name__}: {error}{line}") from error
+        reason = f"{type(error).__name__}: {error}{_line_in(error, path)}"
+        raise JobFileError(str(path), reason) from error
     finally:
         # Last from now on: functions of the file import its neighbours when they are called.
         sys.path.remove(folder)

@@ -190,7 +190,11 @@ def with_predictions(
 
     def predicted(stage: StageSettings) -> StageSettings:
         with quiet_lightning():
-            made = _made(factory, stage, config_path)
+            made = factory(
+                config_path=config_path,
+                batch_size=stage.batch.micro_batch_size,
+                n_negatives=stage.n_negatives,
+            )
             return replace(stage, prediction=_predicted(made, card.device or ""))
 
     def fitting(stage: StageSettings) -> StageSettings:
@@ -237,16 +241,6 @@ def _predicted(made: Job | tuple[Any, Any, Any], device: str) -> Prediction:
     from memfit import predict
 
     return predict(made, device=device)
-
-
-def _made(
-    factory: JobFactory, stage: StageSettings, config_path: Path | None
-) -> Job | tuple[Any, Any, Any]:
-    return factory(
-        config_path=config_path,
-        batch_size=stage.batch.micro_batch_size,
-        n_negatives=stage.n_negatives,
-    )
 
 
 def job_factory() -> JobFactory | None:

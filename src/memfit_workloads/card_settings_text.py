@@ -31,7 +31,8 @@ def settings_lines(
     card: Card, stages: Sequence[StageSettings], wanted: Wanted, written: Written | None
 ) -> list[str]:
     """Write everything, line by line."""
-    lines = [_card_line(card), *_process_lines(card), ""]
+    free = f", {card.free_bytes / GIB:.2f} GB free" if card.free_bytes is not None else ""
+    lines = [f"{card.title}: {card.memory_bytes / GIB:.2f} GB{free}", *_process_lines(card), ""]
     for each in stages:
         lines += [*_stage_lines(each, card, wanted), ""]
     lines += [*_prediction_lines(stages, card), ""]
@@ -80,11 +81,6 @@ def as_json(
         "folder": str(written.folder) if written else None,
         "is_written": bool(written and written.record),
     }
-
-
-def _card_line(card: Card) -> str:
-    free = f", {card.free_bytes / GIB:.2f} GB free" if card.free_bytes is not None else ""
-    return f"{card.title}: {card.memory_bytes / GIB:.2f} GB{free}"
 
 
 def _process_lines(card: Card) -> Iterator[str]:

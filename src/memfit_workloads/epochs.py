@@ -108,11 +108,21 @@ class EpochSystem(System):
     def data_config(self) -> dict[str, Any]:
         """Return what a continuation has to find again of the data; a checkpoint holds it."""
 
+    @property
+    def epoch_steps(self) -> int:
+        """Return the number of steps of an epoch."""
+        return -(-self.num_rows // self.settings.batch_size)
+
+    @property
+    def most_steps(self) -> int:
+        """Return how many steps are trained, unless validation stops them."""
+        most = self.epoch_steps * self.settings.num_epochs
+        return min(most, self.settings.max_steps or most)
+
     def outlook(self) -> dict[str, Any]:
         """Return the steps of an epoch, and the seconds that they are predicted to take."""
-        num_steps = -(-self.num_rows // self.settings.batch_size)
         step_seconds = self.planned_memory.planned.step_seconds
-        return {"epoch_steps": num_steps, "epoch_seconds": num_steps * step_seconds}
+        return {"epoch_steps": self.epoch_steps, "epoch_seconds": self.epoch_steps * step_seconds}
 
     # The loop.
 

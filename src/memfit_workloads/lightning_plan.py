@@ -11,7 +11,7 @@ from memfit.integrations.lightning import plan, predict
 
 from .lightning_messages import quiet_lightning
 from .memory_settings import MemorySettings
-from .planned_memory import PlannedFigures, devices
+from .planned_memory import PlannedFigures, devices, most_seconds
 
 
 def plan_under_lightning(
@@ -37,7 +37,8 @@ def plan_under_lightning(
     """
     run_device, device = devices(memory_settings.device)
     with quiet_lightning():
-        plain = predict(trainer(), module, data, device=device)
+        asked = trainer()
+        plain = predict(asked, module, data, device=device)
         budget_bytes = memory_settings.budget_beside(plain.bounded_bytes())
         asks = budget_bytes is not None or memory_settings.allow or memory_settings.require
         if memory_settings.plan_file is not None:
@@ -57,7 +58,8 @@ def plan_under_lightning(
                 budget=budget_bytes,
                 allow=list(memory_settings.allow),
                 require=list(memory_settings.require),
-            )
+                processor_seconds=most_seconds(plain, asked.estimated_stepping_batches),
+            ).unless_interrupted()
             planned = found.prediction or predict(
                 trainer(), module, data, plan=found, device=device
             )

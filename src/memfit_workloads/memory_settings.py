@@ -55,6 +55,8 @@ class MemorySettings:
     """What a plan may take of the host beside a GPU; None sets no bound."""
     disk_bytes: int | None = None
     """What a plan may write to disk; None means nothing."""
+    num_steps: int | None = None
+    """How many the training has, which bounds what planning takes; None sets no bound."""
 
     @classmethod
     def from_flags(cls, args: argparse.Namespace, require: Sequence[str] = ()) -> Self:

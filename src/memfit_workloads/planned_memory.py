@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 _BFLOAT16_CAPABILITY = 8.0
 _STEADY_UPDATES = 2
+_SHARE_OF_TRAINING = 0.1
+_LEAST_SECONDS = 10.0
+"""What planning may take of the processor for a training that is shorter than its preparations."""
 _SLOW = 10
 """How many times slower than no plan at all is worth a warning."""
 
@@ -65,6 +70,33 @@ class PlannedMemory(PlannedFigures):
     job: Job
 
 
+@contextmanager
+def planning(console: Console) -> Iterator[None]:
+    """Say what is done while a plan is looked for; Ctrl-C ends the command.
+
+    Raises:
+        KeyboardInterrupt: if it is interrupted.
+    """
+    try:
+        with console.status("planning: recording steps, nothing is run yet; Ctrl-C ends it"):
+            yield
+    except KeyboardInterrupt:
+        console.print("Interrupted while planning: nothing was trained or written.")
+        raise
+
+
+def most_seconds(plain: Prediction, num_steps: float | None) -> float | None:
+    """Return how much of the processor planning may take: a tenth of what training is to take.
+
+    Args:
+        plain: what a step takes as it is.
+        num_steps: how many will be trained; None where nobody knows, and then there is no bound.
+    """
+    if num_steps is None or not math.isfinite(num_steps):
+        return None
+    return max(_LEAST_SECONDS, _SHARE_OF_TRAINING * num_steps * plain.step_seconds)
+
+
 def plan_memory(
     job: Job,
     settings: MemorySettings,
@@ -80,6 +112,7 @@ def plan_memory(
         plain: the prediction of the job as it is, where that has been made.
 
     Raises:
+        KeyboardInterrupt: if it is interrupted while a plan is looked for.
         NoPlanFitsError: if no plan keeps the step inside the budget.
         PlanFileError: if ``--plan`` cannot be read.
     """
@@ -102,7 +135,8 @@ def plan_memory(
             forbid=list(settings.forbid),
             host_memory=settings.host_bytes,
             disk=settings.disk_bytes,
-        )
+            processor_seconds=most_seconds(plain, settings.num_steps),
+        ).unless_interrupted()
     # What a file says was predicted for other settings, perhaps.
     planned = plan.prediction if settings.plan_file is None else None
     if planned is None:

@@ -125,7 +125,11 @@ def estimate_memory_usage(model_cfg: ModelConfig, train_cfg: TrainingConfig) -> 
     bytes_per_value = 2 if model_cfg.use_fp16 else 4
     parameter_bytes = model_cfg.num_parameters * bytes_per_value
     fraction = _CHECKPOINTED_FRACTION if train_cfg.gradient_checkpointing else 1.0
-    values = train_cfg.num_texts * _values_per_text(model_cfg) * fraction
+    # The values that the guide takes a text to leave behind in the forward pass.
+    length, width = model_cfg.max_length, model_cfg.embedding_dim
+    encoder = model_cfg.num_channels * (length**2 * _HEADS + _LAYERS * length * width * 4)
+    experts = 2 * width * model_cfg.num_channels + 2 * model_cfg.moe_hidden_dim * model_cfg.top_k
+    values = train_cfg.num_texts * (encoder + experts + 2 * width) * fraction
     return MemoryEstimate(
         parameter_bytes=parameter_bytes,
         optimizer_bytes=model_cfg.num_parameters * 8,
@@ -196,11 +200,3 @@ def suggest_configurations(
             }
         )
     return suggestions
-
-
-def _values_per_text(model_cfg: ModelConfig) -> int:
-    """Count the values that the guide takes a text to leave behind in the forward pass."""
-    length, width = model_cfg.max_length, model_cfg.embedding_dim
-    encoder = model_cfg.num_channels * (length**2 * _HEADS + _LAYERS * length * width * 4)
-    experts = 2 * width * model_cfg.num_channels + 2 * model_cfg.moe_hidden_dim * model_cfg.top_k
-    return encoder + experts + 2 * width

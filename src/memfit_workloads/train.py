@@ -15,7 +15,7 @@ from memfit.units import format_seconds
 
 from .loop import fit, resume
 from .peak_limit import check_peak
-from .planned_memory import peaks_line, short_run_lines, show_plan
+from .planned_memory import peaks_line, planning, short_run_lines, show_plan
 
 _MANY = 1000
 _LONG_STEP_SECONDS = 20.0
@@ -36,7 +36,7 @@ def train(system: System) -> dict[str, Any]:
         KeyboardInterrupt: after Ctrl-C, with a checkpoint in place.
     """
     checkpoint = system.checkpoint_to_resume()
-    with system.console.status("planning: recording steps, nothing is run yet"):
+    with planning(system.console):
         system.planned_memory = system.plan()
     if system.ranks.is_first:
         _say(system, *system.estimate())

@@ -21,6 +21,7 @@ NEEDS_AVX512 = pytest.mark.skipif(
     not HAS_AVX512, reason="the rules for recurrent layers were read off AVX-512"
 )
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),  # transformers warns of its own future
     pytest.mark.skipif(
         not HAS_KNOWN_CONVOLUTIONS, reason="the rules for scratch were read off AVX2 and AVX-512"
@@ -45,13 +46,7 @@ def error_fraction(job, *strategies) -> float:
     return measured.predicted_peak_bytes / measured.peak_allocated_bytes - 1
 
 
-@pytest.mark.parametrize(
-    "strategies",
-    [
-        pytest.param((), id="plain"),
-        pytest.param((Bf16(),), id="bf16", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("strategies", [(), (Bf16(),)], ids=["plain", "bf16"])
 @pytest.mark.parametrize("architecture", ["GPT-2", "ViT", "ResNet", "ConvNeXt"])
 def test_an_architecture_is_predicted_within_a_hundredth(jobs, architecture, strategies):
     assert abs(error_fraction(jobs(architecture, "AdamW"), *strategies)) < 0.01
@@ -65,7 +60,6 @@ def test_what_takes_no_unknown_scratch_is_predicted_within_a_thousandth(
     assert abs(error_fraction(jobs(architecture, optimizer))) < 0.001
 
 
-@pytest.mark.slow
 def test_a_checkpointed_architecture_is_predicted_within_a_hundredth(jobs):
     job = jobs("BERT", "AdamW")
     assert abs(error_fraction(job, ActivationCheckpointing())) < 0.01

@@ -158,6 +158,7 @@ def test_every_row_of_the_repository_is_rebuilt(row):
 COUNTED = {(row.model, str(row.lora)): row for row in ROWS if row.params_total}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", COUNTED.values(), ids=lambda row: row.id)
 def test_a_model_has_as_many_parameters_as_the_authors_counted(row):
     needs_for(row)
@@ -190,6 +191,7 @@ def test_published_configurations_have_their_published_numbers_of_parameters():
 SPLIT = ("sweep-2026-09-15-06", "sweep-2026-09-15-17", "sweep-2026-09-15-18", "cb26baa4af47")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", SPLIT)
 def test_bytes_after_loading_equal_the_measured_ones(end):
     (row,) = (row for row in ROWS if row.id.endswith(end))
@@ -206,6 +208,7 @@ def test_bytes_after_loading_equal_the_measured_ones(end):
     assert packed_bytes == row.measured_extra["weight_breakdown_bytes"]["nf4_packed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [
@@ -281,6 +284,7 @@ def test_gradients_add_up_where_nothing_drops_them():
     assert torch.allclose(parts.model[0].weight.grad, 2 * once)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("notes", "is_alive"), [(["the output stays alive"], True), ([], False)])
 def test_the_output_lives_through_the_update_if_the_row_says_so(notes, is_alive):
     step, parts = parts_of(row_of(CUSTOM, notes=notes))
@@ -296,6 +300,7 @@ def test_the_output_lives_through_the_update_if_the_row_says_so(notes, is_alive)
     assert alive == [is_alive]
 
 
+@pytest.mark.slow
 def test_outputs_of_a_loop_live_until_the_next_step_binds_new_ones():
     step, parts = parts_of(row_of(CUSTOM, source="xMem"))
     outputs = []
@@ -478,7 +483,12 @@ def test_what_cannot_be_rebuilt_is_refused_with_the_reason(changes, words):
         ("torchvision", "torchvision.models.resnet18(weights=None, num_classes=10)", 11_181_642),
         ("torchvision", "torchvision.models.vit_b_16()", 86_567_656),
         ("torchvision", "torchvision.models.swin_t(weights='DEFAULT')", 28_288_354),
-        ("timm", "timm.create_model('resnet18', pretrained=True, num_classes=10)", 11_181_642),
+        pytest.param(
+            "timm",
+            "timm.create_model('resnet18', pretrained=True, num_classes=10)",
+            11_181_642,
+            marks=pytest.mark.slow,
+        ),
         ("transformers", "BertForSequenceClassification.from_pretrained(name)", 109_483_778),
         ("transformers", "AutoModelForSequenceClassification.from_pretrained(n)", 109_483_778),
         ("transformers", "BertModel(BertConfig(num_hidden_layers=1))", 31_515_648),

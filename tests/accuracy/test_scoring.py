@@ -391,6 +391,7 @@ def test_rows_of_an_unknown_source_are_scored_and_a_broken_one_ends_nothing(tmp_
     assert len(json.loads((tmp_path / "all.json").read_text())["rows"]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words", "said"),
     [

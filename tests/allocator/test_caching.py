@@ -499,6 +499,7 @@ def check_structure(allocator: CachingAllocator, live: list) -> None:
     assert sum(block.num_bytes for block in live) == allocator.allocated_bytes
 
 
+@pytest.mark.slow
 @given(SETTINGS, STEPS, st.sampled_from([None, 150 * MIB]))
 @settings(max_examples=400, deadline=None)
 def test_blocks_and_segments_stay_consistent(chosen, steps, capacity_bytes) -> None:
@@ -542,6 +543,7 @@ def recorded_steps(draw):
     return events, sizes
 
 
+@pytest.mark.slow
 @given(recorded_steps(), SETTINGS)
 @settings(max_examples=150, deadline=None)
 def test_the_peak_of_reserved_memory_always_suffices(step, chosen) -> None:
@@ -557,6 +559,7 @@ def test_the_peak_of_reserved_memory_always_suffices(step, chosen) -> None:
     assert not less.survived
 
 
+@pytest.mark.slow
 @given(recorded_steps(), SETTINGS, st.data())
 @settings(max_examples=150, deadline=None)
 def test_windows_add_up_to_the_whole(step, chosen, data) -> None:

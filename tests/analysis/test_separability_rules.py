@@ -104,6 +104,7 @@ def verdict_of(operator, parts, leaves, cuts):
         return  # the operator takes no such shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_what_is_said_of_an_operator_is_true_of_numbers(name):
     operators = [each for each in torch_operators() if each.name == name]
@@ -321,6 +322,7 @@ def test_the_rows_of_a_square_tensor_are_not_taken_for_its_columns():
     assert not found.is_proved
 
 
+@pytest.mark.slow
 def test_a_layer_computed_in_another_way_for_one_sample_is_not_known_to_couple():
     job = Job(
         model=lambda: nn.GRU(6, 6, 1),
@@ -365,6 +367,7 @@ def columns_of_a_buffer(model, batch):
     return (buffer * model(batch[0])).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

@@ -50,6 +50,7 @@ def test_cases_cover_every_job_and_name_strategies_that_exist():
     assert kinds["budget"] == 2 * kinds["plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["micro-batching", "bf16"])
 def test_a_case_is_planned_carried_out_and_compared(strategy):
     task = {"job": "mlp", "size": "tiny", "device": "cpu", "kind": "alone", "strategy": strategy}
@@ -64,6 +65,7 @@ def test_a_case_is_planned_carried_out_and_compared(strategy):
     assert (same["with_plan"]["parameters_of_change"] > 1e-3) == (strategy == "bf16")
 
 
+@pytest.mark.slow
 def test_what_does_not_suit_a_job_is_said():
     task = {
         "job": "mlp",
@@ -89,6 +91,7 @@ def test_estimates_of_recorded_operators_are_about_right_for_every_class():
     assert errors["estimate"] < errors["bare"] / 3
 
 
+@pytest.mark.slow
 def test_operators_are_timed_beside_their_roofline_times(tmp_path):
     out = tmp_path / "operators.json"
     words = ["--device", "cpu", "--scale", "0.02", "--size", "tiny", "--most", "8"]

@@ -88,6 +88,7 @@ def test_what_was_found_is_refused_in_a_line(title, content, words, tmp_path):
     assert (found.kind, words in found.told) == (REFUSED, True), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "kind", "most_seconds"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memfit import devices
-from memfit.cli import predicted_aside
+from memfit.cli import compare
 from memfit.cli.main import main
 
 BASE = """
@@ -268,6 +268,7 @@ def test_words_that_make_no_sense_are_refused(memfit, versions, words, says) -> 
 # --- Jobs that are predicted now ---
 
 
+@pytest.mark.slow
 def test_versions_with_modules_of_one_name_are_predicted_apart(memfit, tmp_path) -> None:
     for name, width in (("base", 64), ("head", 96)):
         folder = tmp_path / name
@@ -294,7 +295,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         errors = "loading\nmemfit: error: The file net.py has no job 'x'. It has: job.\n"
         return subprocess.CompletedProcess(words, 1, "", errors)
 
-    monkeypatch.setattr(predicted_aside.subprocess, "run", refuse)
+    monkeypatch.setattr(compare.subprocess, "run", refuse)
     return seen
 
 
@@ -308,6 +309,7 @@ def test_a_job_is_predicted_on_the_device_of_the_other_side(memfit, versions, as
     assert words[-3:] == ["--", "--lr", "3"]
 
 
+@pytest.mark.slow
 def test_a_device_of_ones_own_is_compared_without_its_file(
     memfit, versions, tmp_path, monkeypatch
 ) -> None:
@@ -327,7 +329,7 @@ def test_a_device_of_ones_own_is_compared_without_its_file(
         target.write_text(json.dumps({**content, "device": option.partition("=")[2]}))
         return subprocess.CompletedProcess(words, 0, "", "")
 
-    monkeypatch.setattr(predicted_aside.subprocess, "run", predicted_elsewhere)
+    monkeypatch.setattr(compare.subprocess, "run", predicted_elsewhere)
     exit_code, out, _ = memfit("compare", str(saved), job)
 
     assert (exit_code, seen) == (0, [text])

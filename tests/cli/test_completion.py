@@ -24,6 +24,7 @@ def test_a_shell_knows_every_command(shell, capsys):
     assert "a100-40gb" in script
 
 
+@pytest.mark.slow
 def test_torch_stays_out_of_completion():
     pytest.importorskip("shtab")
     code = "from memfit.cli.main import main; main(['--print-completion', 'bash'])"

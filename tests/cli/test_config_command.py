@@ -208,6 +208,7 @@ def test_auto_counts_what_others_hold_and_names_them(tmp_path, monkeypatch, caps
     assert "the guide's own rule: 28 x 9 = 252" in shown
 
 
+@pytest.mark.slow
 def test_a_lightning_training_of_the_workload_is_predicted_too(tmp_path, monkeypatch, ask):
     monkeypatch.chdir(tmp_path)
     prediction = SimpleNamespace(process_bytes=12345)
@@ -246,6 +247,7 @@ def test_a_micro_batch_that_is_predicted_not_to_fit_gives_way_to_one_that_does(
     assert first["expected_bytes"] == first["predicted_bytes"] == 17 * GIB
 
 
+@pytest.mark.slow
 def test_profile_runs_a_step_here_and_compares(
     tmp_path, monkeypatch, ask, refuse, capsys, regression_job
 ):
@@ -270,6 +272,7 @@ def test_profile_runs_a_step_here_and_compares(
     assert "Stage 01, 32 anchors, one step on this CPU: measured" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_profile_takes_the_process_on_a_card(tmp_path, monkeypatch, ask, regression_job):
     monkeypatch.chdir(tmp_path)
     card = CudaDevice(name="Quadro RTX 6000", memory_bytes=int(23.65 * GIB))
@@ -284,6 +287,7 @@ def test_profile_takes_the_process_on_a_card(tmp_path, monkeypatch, ask, regress
         assert (each["measured_bytes"], each["predicted_bytes"]) == (777, predicted.process_bytes)
 
 
+@pytest.mark.slow
 def test_a_step_that_the_cpu_does_not_hold_is_not_run(
     tmp_path, monkeypatch, refuse, regression_job
 ):
@@ -299,6 +303,7 @@ def test_a_step_that_the_cpu_does_not_hold_is_not_run(
     assert "of which 1000 B are free" in line
 
 
+@pytest.mark.slow
 def test_memfits_prediction_stands_beside_the_formula_where_the_workload_gives_its_job(
     tmp_path, monkeypatch, ask, regression_job
 ):

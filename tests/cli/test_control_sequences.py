@@ -111,6 +111,7 @@ def hostile_run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_and_its_page_are_harmless(hostile_run, capsys):
     assert main(["report", str(hostile_run)]) == 0
     shown = capsys.readouterr()

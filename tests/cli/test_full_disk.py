@@ -24,9 +24,9 @@ job = memfit.Job(
     "words",
     [
         ["predict", "job.py:job", "--save", "/dev/full"],
-        ["predict", "job.py:job", "--html", "/dev/full"],
-        ["plan", "job.py:job", "--save", "/dev/full"],
-        ["plan", "job.py:job", "--html", "/dev/full"],
+        pytest.param(["predict", "job.py:job", "--html", "/dev/full"], marks=pytest.mark.slow),
+        pytest.param(["plan", "job.py:job", "--save", "/dev/full"], marks=pytest.mark.slow),
+        pytest.param(["plan", "job.py:job", "--html", "/dev/full"], marks=pytest.mark.slow),
         ["verify", "job.py:job", "--plan", "plan.yaml", "--html", "/dev/full"],
         ["table", "job.py:job", "--html", "/dev/full"],
     ],

@@ -11,6 +11,8 @@ from memfit.errors import NoPlanFitsError
 from memfit.job import load_job
 from memfit.planner.planning import plan
 
+pytestmark = pytest.mark.slow
+
 _JOB = """
 import torch
 

@@ -41,6 +41,7 @@ def step(tmp_path: Path) -> str:
     return f"{tmp_path / 'step.py'}:build"
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_is_told_and_the_others_are_answered(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_device_that_fails_is_told_and_the_others_are_answered(
     assert "it wants bf16" in found[2]["error"]
 
 
+@pytest.mark.slow
 def test_a_script_is_recorded_once_for_cards_that_answer_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_script_for_cuda_is_predicted_as_it_is(ask, script) -> None:
     assert found["smallest_memory_bytes"] <= found["process_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["build", "job"])
 def test_python_and_the_command_agree_about_the_allocator(ask, script, name: str) -> None:
     target = load_target(script(name))
@@ -187,6 +188,7 @@ def test_python_and_the_command_agree_about_the_allocator(ask, script, name: str
     )
 
 
+@pytest.mark.slow
 def test_a_function_that_gives_a_job_is_predicted_as_that_job(ask, script) -> None:
     by_function = ask("predict", script("make_job"), "--device", "t4")
 
@@ -195,6 +197,7 @@ def test_a_function_that_gives_a_job_is_predicted_as_that_job(ask, script) -> No
     assert by_function["peak_allocated_bytes"] == by_name["peak_allocated_bytes"]
 
 
+@pytest.mark.slow
 def test_every_device_gets_a_recording_of_its_own(ask, script) -> None:
     devices = ("t4", "a100-40gb", "cpu")
     words = [word for name in devices for word in ("--device", name)]
@@ -211,6 +214,7 @@ def test_every_device_gets_a_recording_of_its_own(ask, script) -> None:
     assert all(entry["largest_batch_size"] > 4096 for entry in found)
 
 
+@pytest.mark.slow
 def test_a_comparison_names_the_largest_micro_batch_that_fits(ask, script) -> None:
     words = [script("job"), "--device", "t4", "--device", "cpu", "--budget-of", "allocated"]
     plain = max(each["peak_allocated_bytes"] for each in ask("predict", *words))
@@ -223,6 +227,7 @@ def test_a_comparison_names_the_largest_micro_batch_that_fits(ask, script) -> No
     assert 0 < on_card["largest_micro_batch_size"] < 4096 == on_cpu["largest_micro_batch_size"]
 
 
+@pytest.mark.slow
 def test_a_comparison_says_why_there_is_no_micro_batch(ask, script) -> None:
     words = ["--device", "t4", "--device", "cpu", "--budget", "100KiB"]
     found = ask("predict", script("with_batch_norm"), *words, exit_code=3)
@@ -231,6 +236,7 @@ def test_a_comparison_says_why_there_is_no_micro_batch(ask, script) -> None:
     assert "batch normalisation" in found[0]["largest_micro_batch_reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3, 14])
 def test_as_many_blocks_are_named_as_are_asked_for(ask, script, count: int) -> None:
     assert (
@@ -239,6 +245,7 @@ def test_as_many_blocks_are_named_as_are_asked_for(ask, script, count: int) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_page_and_a_picture_are_written(script, tmp_path: Path, capsys) -> None:
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
@@ -257,6 +264,7 @@ def test_a_page_and_a_picture_are_written(script, tmp_path: Path, capsys) -> Non
     assert "{%" not in text
 
 
+@pytest.mark.slow
 def test_the_screen_says_what_to_type_next_and_verbose_the_rest(script, capsys) -> None:
     command = ["predict", script("job"), "--device", "t4"]
     assert main([*command, "--budget", "10MiB"]) == 3
@@ -309,6 +317,7 @@ def test_code_for_cuda_is_told_to_name_a_gpu(refuse, script) -> None:
     assert "Name the GPU" in line
 
 
+@pytest.mark.slow
 def test_code_that_looks_at_values_is_answered_and_its_line_listed(ask, script) -> None:
     answer = ask("predict", script("looks_at_values"), "--device", "t4")
 
@@ -319,6 +328,7 @@ def test_code_that_looks_at_values_is_answered_and_its_line_listed(ask, script) 
     assert answer["peak_allocated_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_code_that_fails_is_named_with_its_line(refuse, script) -> None:
     line = refuse("predict", script("fails"), "--device", "t4")
 
@@ -443,6 +453,7 @@ job = memfit.Job(model=lambda: nn.Linear(256, 256), batch=lambda n: torch.randn(
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_decides_on_a_gpu_at_its_top_sees_the_virtual_card(
     tmp_path, monkeypatch, capsys
 ):

@@ -39,6 +39,7 @@ def path(tmp_path):
     return str(file)
 
 
+@pytest.mark.slow
 def test_the_answer_says_of_which_rank_it_is(path, capsys):
     words = ["predict", f"{path}:job", "--ranks", "6", "--rank", "4", "--devices-per-node", "3"]
     assert main([*words, "--json"]) == 0

@@ -51,6 +51,7 @@ def cells_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return json.loads(capsys.readouterr().out)["cells"]
 
 
+@pytest.mark.slow
 def test_every_place_is_what_a_prediction_of_its_own_says(job: str, capsys) -> None:
     words = ["--batch-sizes", "16,32", "--set", "length=8,32", "--plan", "plan.yaml", "--json"]
     assert main(["table", f"{job}:make_job", *words]) == 0
@@ -71,6 +72,7 @@ def test_every_place_is_what_a_prediction_of_its_own_says(job: str, capsys) -> N
     assert all(cell["is_recorded"] and cell["fits"] for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_page_opens_a_place_without_scripts(job: str, capsys) -> None:
     pytest.importorskip("jinja2")
     words = ["--batch-sizes", "16,4096", "--budget", "1MiB", "--html", "table.html"]
@@ -86,6 +88,21 @@ def test_a_page_opens_a_place_without_scripts(job: str, capsys) -> None:
     assert "saved activations" in page or "batch" in page
 
 
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ("16,32", "2 of 2 fit. The largest batch is at least 32, the largest asked for: "),
+        ("16,4096", "1 of 2 fit. The largest batch is 16: "),
+    ],
+)
+def test_a_batch_is_the_largest_only_where_a_larger_one_does_not_fit(
+    job: str, capsys, sizes, said
+) -> None:
+    assert main(["table", f"{job}:job", "--batch-sizes", sizes, "--budget", "1MiB"]) == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
+@pytest.mark.slow
 def test_what_fits_nowhere_ends_with_3_and_what_fails_says_why(job: str, capsys) -> None:
     assert main(["table", f"{job}:job", "--budget", "1KiB"]) == 3
     assert "None of them fits." in capsys.readouterr().out

@@ -40,6 +40,7 @@ def test_a_model_has_to_be_named(capsys) -> None:
     assert "--model-path" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_json_alone_goes_to_standard_output(tmp_path, capsys) -> None:
     run = write_run(tmp_path)
     words = ["--model-path", str(run), "--mode", "self", "--device", "cpu", "--top-k", "2"]
@@ -53,6 +54,7 @@ def test_json_alone_goes_to_standard_output(tmp_path, capsys) -> None:
     assert found["files"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["test", "self"])
 def test_the_terminal_shows_triples_by_name(mode, tmp_path, capsys) -> None:
     run = write_run(tmp_path)

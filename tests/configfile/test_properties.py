@@ -8,6 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import tomlkit
 import yaml
 from hypothesis import given
@@ -51,6 +52,7 @@ def assert_only(before, after, key, value):
     assert type(found) is type(value)
 
 
+@pytest.mark.slow
 @given(CONTENTS, NEW, st.data(), st.sampled_from([None, 1, 4, "\t"]), st.booleans())
 def test_one_value_of_json_is_replaced(content, value, data, indent, has_crlf):
     text = json.dumps(content, indent=indent, ensure_ascii=False)
@@ -67,6 +69,7 @@ def test_one_value_of_json_is_replaced(content, value, data, indent, has_crlf):
     assert edited.endswith(text[entry.end :])
 
 
+@pytest.mark.slow
 @given(CONTENTS, NEW, st.data(), st.sampled_from([None, 2, "\t"]))
 def test_one_value_is_added_to_json(content, value, data, indent):
     text = json.dumps(content, indent=indent)
@@ -81,6 +84,7 @@ def test_one_value_is_added_to_json(content, value, data, indent):
     assert_only(content, json.loads(edited), added.key, value)
 
 
+@pytest.mark.slow
 @given(
     CONTENTS, NEW, st.data(), st.sampled_from([None, False, True]), st.integers(2, 7), st.booleans()
 )
@@ -100,6 +104,7 @@ def test_one_value_of_yaml_is_replaced(content, value, data, flow, indent, has_c
     assert_only(before, yaml.safe_load(edited), key, value)
 
 
+@pytest.mark.slow
 @given(CONTENTS, NEW, st.data(), st.sampled_from([None, False, True]))
 def test_one_value_is_added_to_yaml(content, value, data, flow):
     text = yaml.safe_dump(content, default_flow_style=flow, allow_unicode=True)
@@ -115,6 +120,7 @@ def test_one_value_is_added_to_yaml(content, value, data, flow):
     assert_only(yaml.safe_load(text), yaml.safe_load(edited), added.key, value)
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(NAMES, st.integers(0, 99) | st.dictionaries(NAMES, st.booleans(), max_size=2)),
     st.data(),
@@ -132,6 +138,7 @@ def test_one_value_of_toml_is_replaced(content, data):
     assert edited.endswith("# last\n")
 
 
+@pytest.mark.slow
 @given(st.text("ab:-{}[]&*<\"'#|> \n\t1", max_size=30))
 def test_any_text_is_read_as_yaml_or_refused(text):
     try:

@@ -173,6 +173,7 @@ LOADS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", LOADS, ids=lambda case: case.folder)
 def test_a_framework_sees_what_is_meant_and_the_same_effective_batch(case, folder):
     shutil.copytree(REAL / case.folder, folder, dirs_exist_ok=True)

@@ -36,6 +36,7 @@ def deaths(folder: Path, what: str) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "least"), [("apply", 50), ("undo", 25), ("recovery", 8)])
 def test_a_process_killed_at_any_change_of_the_disk_leaves_each_file_old_or_new(
     what, least, tmp_path
@@ -150,6 +151,7 @@ def test_what_somebody_has_put_under_the_name_of_a_backup_stays(tmp_path):
     assert records(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_after_the_other(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_bytes(b"0")

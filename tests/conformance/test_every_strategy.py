@@ -95,6 +95,7 @@ def test_every_strategy_of_the_catalogue_has_one_entry():
     )
 
 
+@pytest.mark.slow
 @EACH_ENTRY
 def test_the_planner_is_offered_settings_that_apply(entry):
     facts = record(entry.large_job(), device=load_device(entry.device)).facts
@@ -103,11 +104,13 @@ def test_the_planner_is_offered_settings_that_apply(entry):
     assert [option.obstacle(facts) for option in offered] == [None] * len(offered)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting", "job"), CASES_AND_JOBS)
 def test_nothing_stands_in_the_way_of_a_job_that_it_applies_to(entry, setting, job):
     assert setting.obstacle(record(job(), device=load_device(entry.device)).facts) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting", "job"), CASES_AND_JOBS_ELSEWHERE)
 def test_a_step_under_what_needs_a_gpu_is_recorded_without_one(entry, setting, job):
     predicted = memfit.predict(job(), entry.device, Plan(strategies=(setting,)))
@@ -115,6 +118,7 @@ def test_a_step_under_what_needs_a_gpu_is_recorded_without_one(entry, setting, j
     assert predicted.numerics == str(setting.numerics)
 
 
+@pytest.mark.slow
 @EACH_ENTRY
 def test_what_it_cannot_do_is_refused_in_a_sentence(entry):
     if entry.refusal is None:
@@ -166,6 +170,7 @@ def test_it_takes_hold_where_it_says(entry, setting):
     assert parts <= set().union(*(MAY_CHANGE[seam] for seam in setting.seams))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
 def test_undo_puts_everything_back_as_it_was(entry, setting):
     session = session_of(entry.jobs[0]())
@@ -178,6 +183,7 @@ def test_undo_puts_everything_back_as_it_was(entry, setting):
     assert is_same(before, snapshot(session))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting"), CASES_HERE)
 def test_undo_puts_everything_back_after_steps_under_it(entry, setting):
     job = entry.jobs[0]()
@@ -195,6 +201,7 @@ def test_undo_puts_everything_back_after_steps_under_it(entry, setting):
     assert after["members"].keys() == fresh["members"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting", "job"), CASES_AND_JOBS_HERE)
 def test_the_results_are_those_of_the_plain_step(entry, setting, job):
     dtype, tolerance = TOLERANCES[setting.numerics]
@@ -206,6 +213,7 @@ def test_the_results_are_those_of_the_plain_step(entry, setting, job):
     assert found.buffer_error <= tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entry", "setting"), LARGE_CASES)
 def test_the_predicted_peak_is_the_measured_one(entry, setting):
     job, plan = entry.large_job(), Plan(strategies=(setting,))

@@ -148,6 +148,7 @@ def in_fp64(step):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_the_batch_couples_is_refused_with_operator_and_line(name) -> None:
     case = registry.find_case(name)
@@ -159,6 +160,7 @@ def test_what_the_batch_couples_is_refused_with_operator_and_line(name) -> None:
         memfit.start(in_fp64(step), Plan(strategies=(pieces(case),)), guard=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_KNOWN)
 def test_what_cannot_be_followed_is_not_called_exact_and_says_where(name) -> None:
     found = found_for(registry.find_case(name))
@@ -168,6 +170,7 @@ def test_what_cannot_be_followed_is_not_called_exact_and_says_where(name) -> Non
     assert re.search(NOT_KNOWN[name], found.sentence), found.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CARRIED_IN_PIECES)
 def test_what_samples_do_not_share_ends_where_the_plain_step_ends(name) -> None:
     case = registry.find_case(name)
@@ -178,6 +181,7 @@ def test_what_samples_do_not_share_ends_where_the_plain_step_ends(name) -> None:
     assert max(state.difference(plainly(case), planned(case, pieces(case)))) <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME_IN_LAW)
 def test_draws_of_each_sample_are_the_same_in_law_alone(name) -> None:
     found = found_for(registry.find_case(name))

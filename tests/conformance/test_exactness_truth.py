@@ -12,6 +12,7 @@ from results_file import load_result
 CASES = registry.all_cases()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_case_declares_what_is_true_of_it(case) -> None:
     truth = truths.truth_of(case)

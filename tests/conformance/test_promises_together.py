@@ -29,6 +29,7 @@ def plan_of(*strategies) -> Plan:
     return Plan(strategies=strategies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "strategies"),
     [
@@ -70,6 +71,7 @@ CHECKPOINTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "strategies"),
     [
@@ -95,6 +97,7 @@ def test_a_checkpoint_goes_on_to_the_same_bits(job, strategies):
             assert torch.equal(mine, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -130,6 +133,7 @@ def test_a_block_that_two_strategies_name_is_refused():
         memfit.start(builders.residual(), plan_of(*settings))
 
 
+@pytest.mark.slow
 def test_blocks_may_be_treated_differently():
     job = builders.residual()
     plan = plan_of(
@@ -139,6 +143,7 @@ def test_blocks_may_be_treated_differently():
     assert memfit.verify(job, plan).largest_error <= EXACT
 
 
+@pytest.mark.slow
 def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does():
     job = builders.batch_normalised()
     found = memfit.verify(job, plan_of(BatchNormReplay(micro_batch_size=3)))
@@ -150,6 +155,7 @@ def test_replay_updates_running_statistics_as_one_step_on_the_whole_batch_does()
     assert [int(count) for count in counts] == [3] * 4
 
 
+@pytest.mark.slow
 def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
     """With fixed masks the gradient says how the loss changes along itself; else it does not."""
     job = builders.batch_normalised(rate=0.4)
@@ -178,6 +184,7 @@ def test_replay_draws_the_same_dropout_masks_in_all_of_its_passes():
     assert (losses[0] - losses[1]) / (2 * half_step) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_streamed_loss_takes_less_memory_than_the_whole_one():
     job = builders.large_many_candidates()
     streamed = memfit.predict(job, plan=plan_of(LossChunking(num_candidates=256)))
@@ -192,6 +199,7 @@ class AnyModel(MicroBatching):
         return None
 
 
+@pytest.mark.slow
 def test_a_run_refuses_other_statistics_whatever_a_strategy_says_of_itself():
     with pytest.raises(NotSeparableError, match="takes its statistics over the whole batch"):
         memfit.verify(builders.batch_normalised(), plan_of(AnyModel(micro_batch_size=5)))

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.cost.operator_classes import OperatorClass
-from memfit.cost.operator_rates import OperatorRates
-from memfit.cost.operator_times import OperatorTimes, operation_seconds
+from memfit.cost.operator_times import OperatorRates, OperatorTimes, operation_seconds
 from memfit.devices.catalogue import load_device
 from memfit.devices.spec import Device, Fact
 from memfit.trace.events import Operation, Phase, Trace
@@ -101,6 +100,7 @@ def test_more_work_never_takes_less_time_on_a_known_device(name):
 WORK = st.integers(0, 10**15)
 
 
+@pytest.mark.slow
 @given(WORK, WORK, WORK, WORK)
 def test_time_is_monotone_in_both_kinds_of_work(num_flops, moved_bytes, more_flops, more_bytes):
     device = device_of()

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from memfit.cost.operator_classes import _NAMES, OperatorClass, class_of
-from memfit.cost.operator_rates import OperatorRates
-from memfit.cost.operator_times import operation_seconds
+from memfit.cost.operator_times import OperatorRates, operation_seconds
 from memfit.devices.catalogue import catalogued_device
 from memfit.trace.events import Operation, Phase
 

@@ -81,6 +81,7 @@ def test_an_operator_that_was_never_measured_takes_the_ratio_of_all():
     assert times.seconds(NEW) == pytest.approx(3 * operation_seconds(NEW, DEVICE))
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3), st.floats(1e-5, 10.0))
 def test_operators_are_scaled_to_add_up_to_the_step(found, step_seconds):
     operations = [SMALL, LARGE, OTHER]

@@ -48,7 +48,10 @@ def of_the_guard() -> Iterator[str]:
         f"{percent(middle['guard_share'])}"
     )
     added = short["ratio_of_sums"] - 1
-    yield f"it is {1e3 * bare_seconds * added:.1f} ms, {percent(added)} of steps of 25 ms"
+    yield (
+        f"it is {1e3 * bare_seconds * added:.1f} ms, {percent(added)} of steps of "
+        f"{1e3 * bare_seconds:.0f} ms"
+    )
 
 
 def of_watching() -> Iterator[str]:

@@ -40,6 +40,7 @@ def test_an_example_is_small_and_listed_in_the_documentation(example: Path) -> N
     assert f"examples/{example.name}" in (ROOT / "docs" / "index.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_transformer_needs_a_plan_for_its_budget_and_an_exact_one_is_found() -> None:
     job = load_job(TRANSFORMER)
     found = plan(job, budget=BUDGET_BYTES)
@@ -88,6 +89,7 @@ def test_the_card_settings_are_those_of_the_guide(
     assert output.endswith("with safety_margin=0.75: batch_size 39\n")
 
 
+@pytest.mark.slow
 def test_ragged_tokens_are_exact_as_a_total_and_refused_as_a_mean(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +100,7 @@ def test_ragged_tokens_are_exact_as_a_total_and_refused_as_a_mean(
     assert mean.startswith("a mean over tokens: refused.")
 
 
+@pytest.mark.slow
 def test_many_entities_are_streamed_in_half_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -83,6 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_BLOCKS, ids=lambda page: page.name)
 def test_marked_blocks_run(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     carry_out_page(page)

@@ -507,6 +507,7 @@ PIECES = st.sampled_from(
 TEXTS = st.one_of(st.text(max_size=40), st.lists(PIECES, max_size=8).map("".join))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -63,6 +63,7 @@ def test_what_the_child_tells_is_read(child):
     assert found.import_problems == {"flash_attn_2_cuda": "undefined symbol"}
 
 
+@pytest.mark.slow
 def test_torch_stays_out_of_the_examining_process():
     source = "from memfit.cli.main import main\nmain(['doctor', '--json'])"
     assert imports_after(source, "torch") == set()
@@ -97,6 +98,7 @@ def test_a_lock_is_held_as_long_as_its_builder_lives(tmp_path):
     assert stale.status is Status.PROBLEM
 
 
+@pytest.mark.slow
 def test_torch_reads_the_older_name_of_its_settings_first():
     """What the check of the allocator takes for granted."""
     names = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "PYTORCH_ALLOC_CONF": "no:sense"}

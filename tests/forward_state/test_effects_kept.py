@@ -165,6 +165,7 @@ def overlooked():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", ALL, ids=lambda block: block.__name__)
 @pytest.mark.parametrize("strategy", [ActivationCheckpointing(), KEEPING], ids=["whole", "keep"])
 @pytest.mark.parametrize("build", [in_a_row, nested, Listed], ids=lambda build: build.__name__)
@@ -196,6 +197,7 @@ def test_what_cannot_be_read_again_is_refused_by_name(block, strategy):
         outcome(job_of(lambda: in_a_row(block)), Plan(strategies=(strategy,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", NEVER_BATCH, ids=lambda block: block.__name__)
 @pytest.mark.parametrize(
     "others", [(), (ActivationCheckpointing(blocks=("0", "1")),)], ids=["alone", "recomputed"]
@@ -205,6 +207,7 @@ def test_pieces_change_once_what_does_not_depend_on_the_batch(block, others):
     assert largest_difference(job, MicroBatching(micro_batch_size=3), *others) <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", NEVER_BATCH, ids=lambda block: block.__name__)
 def test_replayed_pieces_change_once_what_does_not_depend_on_the_batch(block):
     job = job_of(lambda: Normalised(block))
@@ -245,6 +248,7 @@ on_pieces = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", ON_BATCH, ids=lambda block: block.__name__)
 @on_pieces
 def test_what_depends_on_the_batch_is_refused_before_anything_runs(block, strategy, build, owner):
@@ -270,6 +274,7 @@ def test_what_depends_on_the_batch_is_an_error_before_any_update(block, strategy
     assert all(map(torch.equal, before, session.model.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", DRAWING[:-1], ids=lambda block: block.__name__)
 def test_passes_that_would_draw_other_numbers_are_an_error(block):
     job = job_of(lambda: Normalised(block))
@@ -281,6 +286,7 @@ FOLLOWED = (samples.OwnGenerator, samples.GlobalDropout, Block)
 """What they draw, if anything, torch's operators draw."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [*DRAWING, Block], ids=lambda block: block.__name__)
 def test_pieces_that_draw_are_the_same_in_law_alone(block):
     class Plain(Block):
@@ -394,6 +400,7 @@ def test_hooks_that_come_later_are_seen():
     assert found[1] == found[3] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "block", [samples.SpectralParametrized, samples.Clipping, samples.Following]
 )

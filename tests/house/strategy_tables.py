@@ -10,7 +10,7 @@ from pathlib import Path
 from memfit.files import write_atomically
 from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Seam
-from memfit.strategies.compatibility import RULES
+from memfit.strategies.plan import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 _BEGIN = "<!-- {}: written by tests/house/strategy_tables.py; do not edit. -->"

@@ -1,6 +1,8 @@
 """The public names: sorted, resolvable, documented, and lazy."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,12 @@ def test_names_under_type_checking_are_read() -> None:
     source = "if TYPE_CHECKING:\n    from memfit.job import Job as Job, Total as Sum\nimport os"
 
     assert typed_names(source) == {"Job", "Sum"}
+
+
+def test_loading_what_asks_and_trains_draws_no_random_numbers() -> None:
+    """A library that draws as it is imported would change the training that asks."""
+    program = (
+        "import random, memfit; before = random.getstate(); [getattr(memfit, name) for name in"
+        " memfit.__all__]; import memfit.listeners; assert random.getstate() == before"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from memfit.strategies import CATALOGUE
-from memfit.strategies.compatibility import RULES
+from memfit.strategies.plan import RULES
 
 from .strategy_tables import PAGE, exclusions, seams, with_tables
 

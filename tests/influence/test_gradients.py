@@ -171,6 +171,7 @@ def test_layers_under_autocast_are_read_as_far_as_its_rounding_goes() -> None:
     assert 1e-7 < max(errors_of(case, AMPLE_BYTES)) < 0.03
 
 
+@pytest.mark.slow
 def test_layers_under_activation_checkpointing_are_read() -> None:
     class Recomputed(nn.Module):
         def __init__(self, inner):

@@ -206,6 +206,7 @@ def test_data_sets_and_loaders_go_by_the_numbers_of_the_data_set(wrap) -> None:
     assert error(found.scores, expected.scores) < 1e-12
 
 
+@pytest.mark.slow
 def test_results_are_json() -> None:
     case = make("lstm")
     scan = partial(influence.Scan, **settings_of(case))
@@ -221,6 +222,7 @@ class _StopError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all", "highest", "self"])
 @pytest.mark.parametrize("stopped_at", [1, 4, 10, 13])
 def test_a_scan_goes_on_with_equal_bits(tied, tmp_path, monkeypatch, kind, stopped_at) -> None:
@@ -370,7 +372,12 @@ def test_wrong_checkpoints_are_refused_in_one_line(tied, tmp_path, write, key, m
         ({"train": torch.zeros(0, 4)}, JobError, "no train samples"),
         ({"train": (torch.zeros(3, 4), torch.zeros(2))}, JobError, r"\[2, 3\] entries"),
         ({"train": iter([1])}, JobError, "Samples cannot be taken from list_iterator"),
-        ({"budget": "1KiB"}, NoPlanFitsError, "the proof on a few samples"),
+        pytest.param(
+            {"budget": "1KiB"},
+            NoPlanFitsError,
+            "the proof on a few samples",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(wrong, error_class, message) -> None:
@@ -419,6 +426,7 @@ def test_a_single_sample_that_lies_strided_goes_on_too(tmp_path) -> None:
     np.testing.assert_array_equal(again.scores, found.scores)
 
 
+@pytest.mark.slow
 def test_a_projection_is_near_and_the_same_each_time() -> None:
     case = make("transformer", number=12)
     settings = {**settings_of(case), "test": case.samples}
@@ -440,6 +448,7 @@ def measured_bytes(scan: influence.Scan) -> int:
     return own + watch.highest_growth_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "convolutions", "functional"])
 def test_the_predicted_peak_is_what_the_allocator_reports(name: str) -> None:
     case = make(name, number=80)
@@ -448,6 +457,7 @@ def test_the_predicted_peak_is_what_the_allocator_reports(name: str) -> None:
     assert measured_bytes(scan) == pytest.approx(scan.predict().peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_budget_chooses_the_chunks_and_is_kept() -> None:
     case = make("convolutions", number=60)
     settings = {**settings_of(case), "train_chunk": 32}
@@ -460,6 +470,7 @@ def test_a_budget_chooses_the_chunks_and_is_kept() -> None:
     assert found.train_chunk == 8
 
 
+@pytest.mark.slow
 def test_more_training_samples_take_no_more_memory() -> None:
     peaks = []
     for number in (50, 500):
@@ -472,6 +483,7 @@ def test_more_training_samples_take_no_more_memory() -> None:
     assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_projected_scan_is_predicted_and_then_runs() -> None:
     case = make("convolutions", number=40)
     scan = influence.Scan(
@@ -486,6 +498,7 @@ def test_a_projected_scan_is_predicted_and_then_runs() -> None:
     assert measured_bytes(scan) == pytest.approx(predicted_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_here_is_predicted() -> None:
     case = make("convolutions", number=40)
     predicted = influence.Scan(**settings_of(case), train_chunk=16).predict("a100-40gb")

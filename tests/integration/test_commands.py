@@ -83,6 +83,7 @@ def job(tmp_path) -> str:
 # --- What is given ---
 
 
+@pytest.mark.slow
 def test_a_prediction_has_the_documented_fields(ask, job):
     found = ask("predict", job)
     assert {name: type(found[name]) for name in STABLE} == STABLE
@@ -94,17 +95,20 @@ def test_a_prediction_has_the_documented_fields(ask, job):
     assert {term["certainty"] for term in found["terms"]} <= {"exact", "table", "guess"}
 
 
+@pytest.mark.slow
 def test_a_prediction_says_whether_it_fits_and_exits_with_three_if_not(ask, job):
     assert ask("predict", job, "--budget", "1GiB")["fits"] is True
     assert ask("predict", job, "--budget", "10KiB", exit_code=3)["fits"] is False
 
 
+@pytest.mark.slow
 def test_the_budget_may_bound_the_process(ask, job):
     found = ask("predict", job, "--budget", "1MiB", "--budget-of", "process", exit_code=3)
     assert found["budget_of"] == "process"
     assert found["peak_allocated_bytes"] < 2**20 < found["process_bytes"]
 
 
+@pytest.mark.slow
 def test_several_devices_are_predicted_in_one_go(ask, job):
     found = ask("predict", job, "--device", "t4", "--device", "a100-40gb", "--device", "cpu")
     assert [entry["device"] for entry in found] == ["a100-40gb", "t4", "cpu"], "the fastest first"
@@ -112,6 +116,7 @@ def test_several_devices_are_predicted_in_one_go(ask, job):
     assert [entry["certainty"] == "exact" for entry in found] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_a_plan_has_the_documented_fields_and_carries_what_lies_around_it(ask, job):
     plain = ask("predict", job)["peak_allocated_bytes"]
     found = ask("plan", job, "--budget", f"{int(0.8 * plain)}B")
@@ -136,6 +141,7 @@ def test_a_plan_has_the_documented_fields_and_carries_what_lies_around_it(ask, j
     assert (found["host_bytes"], found["disk_bytes"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_room_on_the_disk_opens_what_needs_it(ask, job):
     def reasons(*words: str) -> dict[str, str]:
         refused = ask("plan", job, "--budget", "1GiB", *words)["refused"]
@@ -145,12 +151,14 @@ def test_room_on_the_disk_opens_what_needs_it(ask, job):
     assert "activation-offload" not in reasons("--disk", "1GiB")
 
 
+@pytest.mark.slow
 def test_a_plan_may_be_chosen_by_running_it(ask, job):
     found = ask("plan", job, "--budget", "1GiB", "--measure")
     chosen = next(entry for entry in found["considered"] if entry["chosen"])
     assert found["step_seconds"] != chosen["step_seconds"], "a measured time, not the estimate"
 
 
+@pytest.mark.slow
 def test_the_trade_of_memory_against_time_is_drawn(job, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="pictures need the plots extra")
     path = tmp_path / "pareto.png"
@@ -159,6 +167,7 @@ def test_the_trade_of_memory_against_time_is_drawn(job, tmp_path, capsys):
     assert f"Wrote {path}." in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_a_measurement_has_the_documented_fields_and_the_prediction_beside_it(ask, job):
     found = ask("measure", job)
     names = STABLE.keys() - {"by_module", "peak_reserved_bytes"}
@@ -167,6 +176,7 @@ def test_a_measurement_has_the_documented_fields_and_the_prediction_beside_it(as
     assert found["predicted_peak_bytes"] == found["peak_allocated_bytes"]
 
 
+@pytest.mark.slow
 def test_a_saved_plan_is_predicted_and_measured_as_it_was_planned(ask, job, tmp_path):
     plain = ask("predict", job)["peak_allocated_bytes"]
     path = str(tmp_path / "plan.yaml")
@@ -182,10 +192,12 @@ def test_a_saved_plan_is_predicted_and_measured_as_it_was_planned(ask, job, tmp_
     )
 
 
+@pytest.mark.slow
 def test_what_is_required_is_chosen_and_its_numerics_are_marked(ask, job):
     assert ask("plan", job, "--require", "bf16")["numerics"] == "approximate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["predict"], ["plan", "--budget", "1GiB"], ["measure"]])
 def test_tables_for_people_name_the_peak_and_fit_the_terminal(
     words, job, tmp_path, capsys, monkeypatch
@@ -202,6 +214,7 @@ def test_tables_for_people_name_the_peak_and_fit_the_terminal(
     assert len(shown.out.splitlines()) <= 24
 
 
+@pytest.mark.slow
 def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job):
     done = run_python("-m", "memfit", "measure", job, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -213,7 +226,7 @@ def test_the_program_predicts_and_measures_without_a_word_on_standard_error(job)
 
 NO_JOB = {
     "build": "my_job.py:build gives a function, as one that runs a step would be",
-    "step": "my_job.py:step gives a NoneType",
+    "step": "my_job.py:step trains (line 40)",
     "broken": "raised AssertionError: Torch not compiled with CUDA enabled (line 44)",
     "train": "my_job.py:train needs an argument (learning_rate)",
 }

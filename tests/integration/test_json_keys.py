@@ -16,6 +16,8 @@ from memfit.cli.main import COMMANDS, main
 KEYS_FILE = Path(__file__).parent / "json_keys.json"
 OPEN = {"by_category", "by_doing", "by_module", "intervals", "facts"}
 """Mappings whose names are data."""
+QUICK = {"predict", "verify", "apply", "undo", "config", "replay", "report", "devices"}
+"""The others train, or start processes that load torch."""
 MIXTURE = (
     *("train", "wpo-sgm", "--data", "8gaussians", "--train_kernel_size", "4", "--niters", "2"),
     *("--train_samples_size", "8", "--validation_samples_size", "4", "--test_samples_size", "4"),
@@ -124,7 +126,13 @@ def words_of(command: str, folder: Path) -> list[str]:
     }[command]
 
 
-@pytest.mark.parametrize("command", sorted(json.loads(KEYS_FILE.read_text())))
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=() if command in QUICK else pytest.mark.slow)
+        for command in sorted(json.loads(KEYS_FILE.read_text()))
+    ],
+)
 def test_the_names_in_json_are_those_that_are_listed(command, tmp_path, capfd):
     if command in {"report", "replay of a run"}:
         main(words_of("run", tmp_path))

@@ -16,6 +16,8 @@ from tests.zoo.processes import TIMEOUT_SECONDS, environment
 from memfit_workloads.conve.checkpoints import load_model
 from memfit_workloads.epochs import load_checkpoint, newest_checkpoint
 
+pytestmark = pytest.mark.slow
+
 NUM_KILLS = 3
 
 
@@ -53,7 +55,6 @@ def kill_after(process: subprocess.Popen, folder: Path, epoch: int, pause_second
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.slow
 def test_a_killed_training_leaves_whole_checkpoints_and_goes_on_from_the_last(tmp_path):
     moments = random.Random(0)
     folder, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"

@@ -61,6 +61,7 @@ def nothing_is_left(folder: Path) -> bool:
 # --- Scripts as they are ---
 
 
+@pytest.mark.slow
 def test_a_plain_script_runs_as_it_is_and_leaves_a_journal(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -100,6 +101,7 @@ def test_a_script_without_torch_and_its_exit_code_are_passed_on(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_is_told_with_its_line(tmp_path):
     done, journal = run_script(
         tmp_path, "train(3, nn.Linear(64, 64))\nraise ValueError('a bad sign')\n"
@@ -112,6 +114,7 @@ def test_a_script_that_raises_is_told_with_its_line(tmp_path):
     assert journal.ending.sentence == f"ValueError, at train.py:{line}: a bad sign"
 
 
+@pytest.mark.slow
 def test_the_scripts_own_sitecustomize_and_exception_hook_work_as_ever(tmp_path):
     own = tmp_path / "own"
     own.mkdir()
@@ -131,6 +134,7 @@ def test_the_scripts_own_sitecustomize_and_exception_hook_work_as_ever(tmp_path)
     assert journal.ending.reason is Reason.OUT_OF_MEMORY
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_and_forked_processes_write_nothing(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -159,6 +163,7 @@ def test_workers_of_a_data_loader_and_forked_processes_write_nothing(tmp_path):
     assert all(step.peak_allocated_bytes for step in journal.steps)
 
 
+@pytest.mark.slow
 def test_watching_every_step_from_hook_to_hook_does_no_harm(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -175,6 +180,7 @@ def test_watching_every_step_from_hook_to_hook_does_no_harm(tmp_path):
     assert len(peaks) == 1, "equal steps have equal peaks"
 
 
+@pytest.mark.slow
 def test_a_python_without_memfit_is_attached_all_the_same(tmp_path):
     script = write_script(tmp_path, "train(3, nn.Linear(64, 64))")
     code = f"""
@@ -191,6 +197,7 @@ exec(open({script.name!r}).read())
 WAITS = "import sys; print(any(type(f).__name__ == '_TorchFinder' for f in sys.meta_path))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "more", "waits", "evidence"),
     [
@@ -208,6 +215,7 @@ def test_python_waits_for_torch_unless_it_cannot_or_is_not_to(
     assert read_journal(tmp_path / "run").ending.evidence[0].startswith(evidence)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_is_an_error_as_in_a_shell(tmp_path):
     done = run(tmp_path, "no-such-program")
     assert done.returncode == 127
@@ -221,6 +229,7 @@ def test_what_cannot_be_started_is_an_error_as_in_a_shell(tmp_path):
     assert run(tmp_path, "true").returncode == 0, "the folder holds no run"
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
     assert run(tmp_path, "true").returncode == 0
     before = (tmp_path / "run" / "reason.json").read_text()
@@ -231,6 +240,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path):
     assert (tmp_path / "run" / "reason.json").read_text() == before
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_begun_anew_when_that_is_asked_for(tmp_path):
     done, journal = run_script(tmp_path, "train(5, nn.Linear(64, 64))")
     stale = tmp_path / "run" / "rank-3"
@@ -250,6 +260,7 @@ def test_a_folder_that_holds_a_run_is_begun_anew_when_that_is_asked_for(tmp_path
 # --- Memory that runs out ---
 
 
+@pytest.mark.slow
 def test_the_budget_is_enforced_in_backward_too_and_the_reason_says_where(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -280,6 +291,7 @@ def test_the_budget_is_enforced_in_backward_too_and_the_reason_says_where(tmp_pa
     assert "BudgetExceededError" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_budget_that_backward_exceeds_names_backward_and_a_caught_error_counts(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -338,6 +350,7 @@ def run_with_fake_finder(folder: Path, body: str, *options: str) -> tuple[int, J
     return done.returncode, journal
 
 
+@pytest.mark.slow
 def test_a_leak_that_fills_the_budget_is_the_reason(tmp_path):
     code, journal = run_with_fake_finder(tmp_path, leaking(1000), "--budget", "100MiB")
     ending = journal.ending
@@ -350,6 +363,7 @@ def test_a_leak_that_fills_the_budget_is_the_reason(tmp_path):
     assert 20 <= ending.num_steps <= 27
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_well_lists_its_leaks(tmp_path):
     code, journal = run_with_fake_finder(tmp_path, leaking(10))
     assert code == 0
@@ -360,6 +374,7 @@ def test_a_run_that_ends_well_lists_its_leaks(tmp_path):
 # --- Signals ---
 
 
+@pytest.mark.slow
 def test_a_killed_script_keeps_its_journal_and_sigkill_alone_is_a_signal(tmp_path):
     done, journal = run_script(
         tmp_path,
@@ -394,6 +409,7 @@ def wait_for_steps(folder: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_a_terminal_reaches_the_script_once_and_memfit_waits(tmp_path):
     script = write_script(tmp_path, SAVING)
     words = [sys.executable, *MEMFIT_RUN, "--", sys.executable, script.name]
@@ -429,6 +445,7 @@ def read_terminal(terminal: int) -> str:
         output += block
 
 
+@pytest.mark.slow
 def test_a_signal_for_memfit_is_handed_on_once_to_all_of_the_command(tmp_path):
     script = write_script(
         tmp_path,
@@ -532,3 +549,17 @@ def test_trainings_that_follow_each_other_in_a_shell_script_share_a_journal(tmp_
     done = run(tmp_path, "bash", shell.name)
     assert done.returncode == 0, done.stderr
     assert [step.step for step in read_journal(tmp_path / "run").steps] == [*range(1, 8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--allow-unplanned",)])
+def test_a_loop_that_nothing_plans_is_refused_unless_it_may_train(tmp_path, options):
+    words = ("--fit", "--budget", "1MiB", *options)
+    done, journal = run_script(tmp_path, "train(3, nn.Linear(64, 64))", options=words)
+
+    assert done.returncode == (0 if options else 1)
+    assert journal.ending.num_steps == (3 if options else 0)
+    assert journal.ending.is_planned is False
+    assert journal.ending.budget_bytes == 2**20
+    assert "memfit: WITHOUT A PLAN: no Trainer of Lightning or transformers" in done.stderr
+    assert ("memfit: training WITHOUT A PLAN" in done.stderr) is bool(options)

@@ -73,6 +73,7 @@ class KillerDouble(threading.Thread):
         os.kill(int(text), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves_signs", [True, False], ids=["killer", "somebody"])
 @pytest.mark.parametrize("shell", [False, True], ids=["direct", "below-a-shell"])
 def test_a_process_that_is_killed_for_its_memory_is_told_by_the_signs(here, leaves_signs, shell):
@@ -161,6 +162,7 @@ def test_the_command_has_the_signals_that_it_would_have(here):
     assert (here / "mask").read_text() == "[]\n"
 
 
+@pytest.mark.slow
 def test_the_command_is_asked_to_end_if_memfit_is_killed(here):
     (here / "stay.py").write_text(
         "import os, signal, sys, time\n"
@@ -201,6 +203,7 @@ def test_each_signal_is_handed_on_once(monkeypatch, from_terminal, has_own_group
     assert sent == handed_on
 
 
+@pytest.mark.slow
 def test_without_a_folder_each_run_has_its_own(here):
     folders = {watch_command(["true"]).folder for _ in range(3)}
     assert len(folders) == 3

@@ -45,6 +45,7 @@ def batches() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_step_is_that_of_the_loop() -> None:
     accelerator, plain, optimizer, scheduler = prepared()
     for batch in batches():
@@ -67,6 +68,7 @@ def test_a_step_is_that_of_the_loop() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 8)
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_for_a_budget() -> None:
     accelerator, model, optimizer, _ = prepared()
     run = fit(accelerator, model, optimizer, loss, batches()[0], budget="1GiB")

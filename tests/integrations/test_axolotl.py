@@ -34,6 +34,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("memfit.integrations.axolotl", None)
 
 
+@pytest.mark.slow
 def test_the_plugin_attaches_with_the_keys_of_the_configuration(plugins: Any) -> None:
     from tests.zoo.trainers import trainer
 

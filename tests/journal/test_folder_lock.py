@@ -37,6 +37,7 @@ def test_a_second_run_is_refused_with_the_process_of_the_first(tmp_path: Path) -
     FolderLock(tmp_path).release(keeps_file=True)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE) as holder:

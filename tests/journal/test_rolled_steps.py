@@ -12,11 +12,10 @@ import pytest
 from tests.zoo.run_records import FACTS, STEP
 
 from memfit.errors import DataError, FullDiskError
-from memfit.journal import lines, rolled_steps, step_file
+from memfit.journal import lines, step_file
 from memfit.journal.folder import JournalWriter, read_journal
 from memfit.journal.records import StepRecord
-from memfit.journal.rolled_steps import latest, rolled_up
-from memfit.journal.step_file import StepFile, read_steps
+from memfit.journal.step_file import StepFile, latest, read_steps, rolled_up
 from memfit.reports.run_contents import read_report
 
 MOST = 64
@@ -25,8 +24,7 @@ MOST = 64
 @pytest.fixture(autouse=True)
 def few_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a journal have few records, so that it is rolled up soon."""
-    monkeypatch.setattr(rolled_steps, "MOST_RECORDS", MOST)
-    monkeypatch.setattr(rolled_steps, "_MOST_AFTERWARDS", 3 * MOST // 4)
+    monkeypatch.setattr(step_file, "_MOST_AFTERWARDS", 3 * MOST // 4)
     monkeypatch.setattr(step_file, "MOST_RECORDS", MOST)
 
 
@@ -47,6 +45,7 @@ def written(path: Path, records: Iterator[StepRecord]) -> tuple[StepRecord, ...]
     return read_steps(path)
 
 
+@pytest.mark.slow
 def test_a_file_of_very_many_steps_has_few_lines_and_counts_all(tmp_path: Path) -> None:
     read = written(tmp_path / "steps.jsonl", steps(1, 1001))
     assert sum(record.num_steps for record in read) == 1000

@@ -8,6 +8,8 @@ from torch import nn
 
 import memfit
 
+pytestmark = pytest.mark.slow
+
 
 class Bags(nn.Module):
     """Bags that begin at numbers of their own."""

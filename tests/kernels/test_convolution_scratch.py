@@ -100,6 +100,7 @@ DENSE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", DENSE, ids=str)
 def test_what_a_dense_convolution_takes_is_predicted(shape, num_threads):
     assert_close(shape, most_high_fraction=0.02)
@@ -135,6 +136,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", OTHERS, ids=str)
 def test_other_convolutions_are_predicted_not_far_above(shape, num_threads):
     assert_close(shape, most_high_fraction=0.4)
@@ -161,6 +163,7 @@ def test_a_convolution_in_bf16_is_predicted_not_far_above(shape, num_threads):
     assert_close(shape, most_high_fraction=0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "side", "stride"),
     [((16, 2, 1), 64, 1), ((3, 2, 1), 64, 1), ((16, 2, 3), 64, 1), ((32, 64, 3), 32, 2)],

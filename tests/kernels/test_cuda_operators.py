@@ -13,7 +13,7 @@ from memfit.kernels.cuda.convolution_choice import Convolution, Kernel, Pass
 from memfit.kernels.cuda.convolution_workspace import workspace_bytes
 from memfit.kernels.cuda.cub import radix_sort_bytes
 from memfit.kernels.cuda.operators import CUDA_OPERATORS
-from memfit.kernels.cuda.recurrent_memory import (
+from memfit.kernels.cuda.operators.recurrent import (
     Recurrence,
     dropout_state_bytes,
     rnn_reserve_bytes,

@@ -106,6 +106,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_job_whose_loss_takes_most_is_predicted_within_a_thousandth(loss, reduction):
@@ -121,6 +122,7 @@ def test_a_job_whose_loss_takes_most_is_predicted_within_a_thousandth(loss, redu
     assert abs(error_fraction) < 0.001
 
 
+@pytest.mark.slow
 def test_columns_folded_into_images_keep_the_memory_of_the_columns():
     def loss(model, batch):
         columns = functional.unfold(model(batch), 3, padding=1)

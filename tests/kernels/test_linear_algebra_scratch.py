@@ -110,6 +110,7 @@ def is_of_a_small_norm(name: str, arguments: tuple[object, ...]) -> bool:
     return name == "linalg_matrix_exp" and matrix.dim() == 2 and len(matrix) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch deprecates some of them
 @pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 import memfit
 
+pytestmark = pytest.mark.slow
+
 MOST_BYTES_OFF = 16  # numbers that torch makes tensors of
 
 

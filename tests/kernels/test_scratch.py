@@ -52,6 +52,7 @@ def lstm_job(num_steps, num_inputs, hidden, num_layers, batch_size) -> Job:
     )
 
 
+@pytest.mark.slow
 @NEEDS_AVX512
 @pytest.mark.parametrize(
     "sizes",
@@ -69,6 +70,7 @@ def test_an_lstm_is_predicted_to_the_byte(sizes):
     assert error_fraction(lstm_job(*sizes)) == 0
 
 
+@pytest.mark.slow
 @NEEDS_AVX512
 @pytest.mark.skipif(
     is_beyond_rules("bfloat16"), reason="what oneDNN's kernels for AMX take is not known"
@@ -78,6 +80,7 @@ def test_an_lstm_in_bf16_is_predicted_a_little_above(sizes):
     assert -0.001 < error_fraction(lstm_job(*sizes), Bf16()) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_KNOWN_CONVOLUTIONS, reason="the rules were read off AVX2 and AVX-512")
 @pytest.mark.parametrize(
     ("channels", "out", "kernel", "side"), [(16, 32, 3, 16), (3, 16, 3, 24), (32, 32, 1, 16)]
@@ -109,12 +112,14 @@ class Attention(nn.Module):
         return self.head(out.transpose(1, 2).flatten(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [24, 200])
 def test_attention_is_predicted_within_a_thousandth(num_tokens):
     job = job_of(lambda: Attention(32), num_tokens, 32, batch_size=4)
     assert abs(error_fraction(job)) < 0.001
 
 
+@pytest.mark.slow
 def test_products_in_bf16_are_predicted_within_a_hundredth():
     def model():
         return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.zoo.stateful_modules import SAMPLES, Sample
 
+import memfit
 from memfit.session.batches import find_layout
 from memfit.session.reachable import live_state_of
 from memfit.session.session import Session, open_session
@@ -72,3 +74,15 @@ def test_nothing_is_said_of_a_job_that_was_only_looked_at(name: str) -> None:
     snapshot = state.snapshot()
     assert snapshot.changes() == ()
     assert state.obstacles == ()
+
+
+def test_a_model_function_that_sets_the_default_dtype_leaves_the_asking_process_its_own() -> None:
+    def model() -> torch.nn.Module:
+        torch.set_default_dtype(torch.float64)
+        return torch.nn.Linear(6, 3)
+
+    job = replace(
+        SAMPLES["environment"].build(), model=model, batch=lambda size: torch.ones(size, 6)
+    )
+    memfit.predict(replace(job, loss=lambda model, x: model(x.to(model.weight)).sum()))
+    assert torch.get_default_dtype() is torch.float32

@@ -72,6 +72,7 @@ def test_loss_and_gradients_equal_the_definition(chunk: int | None, label_smooth
         torch.testing.assert_close(found, wanted, **EXACT)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     num_rows=st.integers(1, 6),

@@ -82,6 +82,7 @@ def assert_equal(found: list[Tensor], expected: list[Tensor], most: float = 1e-1
         assert float((a - b).norm() / b.norm()) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_columns", [1, 3, NUM_DIMENSIONS, 6])
 def test_score_matching_is_what_differentiating_the_density_twice_gives(num_columns):
     shapes, centres, samples = make(num_columns)
@@ -93,6 +94,7 @@ def test_score_matching_is_what_differentiating_the_density_twice_gives(num_colu
         assert_equal(gradients(found, shapes), of_expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [1, 2, 5])
 def test_samples_may_be_tiled_as_well(tile):
     shapes, centres, samples = make()

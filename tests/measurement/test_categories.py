@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 
 import memfit
 
+pytestmark = pytest.mark.slow
+
 NUM_WORDS = 200
 
 

@@ -67,6 +67,7 @@ def test_where_no_line_rises_from_above_zero_the_sum_has_to_do(seconds):
     assert values["softmax_call_seconds"] == launch
 
 
+@pytest.mark.slow
 def test_every_class_has_its_figures_and_is_timed():
     for kind in OperatorClass:
         assert {share_fact(kind), call_fact(kind)} <= set(OPTIONAL_FACTS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.zoo.small_jobs import mean_square_job
 from torch import nn
 
 import memfit
 from memfit import Plan
-from memfit.measurement.skipped_steps import SkippedSteps
+from memfit.measurement.measure import SkippedSteps
 from memfit.strategies.fp16 import Fp16
 
 
@@ -45,6 +46,7 @@ def test_no_more_are_taken_than_find_any_scale():
     assert scaled_steps([torch.inf] * 99) < 50
 
 
+@pytest.mark.slow
 def test_a_step_with_the_states_of_the_optimizer_is_measured_under_fp16():
     def loss(model, batch):
         return model(batch).square().sum() * 50_000

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from memfit.observe.leaks import LeakFinder, LeakLimits, outside, signals
 from memfit.observe.leaks import finder as finder_module
 from memfit.observe.leaks.contents import frame_variables
+from memfit.observe.leaks.finder import TimeBudget
 from memfit.observe.leaks.lines import LineWatch
 from memfit.observe.leaks.signals import MemoryInUse, Trend
 from memfit.observe.leaks.streams import Stream
-from memfit.observe.leaks.time_budget import TimeBudget
 from memfit.observe.leaks.walk import take_look
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from memfit.observe.leaks import LeakFinder, LeakLimits, rules
 from memfit.observe.leaks.bounds import bounds_of_owner, bounds_of_program
 from memfit.observe.leaks.histories import Moment, Point
-from memfit.observe.leaks.unheld import UnheldTensors
+from memfit.observe.leaks.outside import UnheldTensors
 from memfit.observe.leaks.walk import take_look
 from memfit.watch.inside.loaders import Loaders
 

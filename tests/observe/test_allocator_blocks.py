@@ -40,6 +40,7 @@ def growth_of(make, others_bytes) -> int:
 # --- What counts ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -54,6 +55,7 @@ def test_each_block_counts_once(make, others_bytes):
     assert growth_of(make, others_bytes) == pytest.approx(4 * MANY, abs=64)
 
 
+@pytest.mark.slow
 def test_what_was_loaded_counts(others_bytes):
     file = io.BytesIO()
     torch.save(torch.zeros(MANY), file)
@@ -61,6 +63,7 @@ def test_what_was_loaded_counts(others_bytes):
     assert growth_of(lambda: torch.load(file), others_bytes) == 4 * MANY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -81,6 +84,7 @@ def test_memory_that_the_allocator_never_gave_does_not_count(
     assert growth_of(make, others_bytes) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_the_parts_of_sparse_tensors_count(others_bytes):
     indices = torch.arange(MANY)[None]
@@ -95,6 +99,7 @@ def test_the_parts_of_sparse_tensors_count(others_bytes):
     assert growth_bytes == 101 * 8 + 100 * 8 + 100 * 4, compressed.shape
 
 
+@pytest.mark.slow
 def test_gradients_that_nobody_has_asked_for_count(others_bytes):
     weight = torch.zeros(MANY, requires_grad=True)
     hidden = weight * 1
@@ -106,6 +111,7 @@ def test_gradients_that_nobody_has_asked_for_count(others_bytes):
     assert weight.grad is not None
 
 
+@pytest.mark.slow
 def test_tensors_that_were_never_completed_are_left_out():
     tensors = [torch.nn.UninitializedParameter(), torch.nn.UninitializedBuffer()]
     assert living_blocks() is not None, tensors
@@ -114,6 +120,7 @@ def test_tensors_that_were_never_completed_are_left_out():
 # --- When it ends ---
 
 
+@pytest.mark.slow
 def test_a_block_that_ends_in_a_watched_step_counts_no_longer(others_bytes):
     held = [torch.zeros(MANY)]
 
@@ -124,6 +131,7 @@ def test_a_block_that_ends_in_a_watched_step_counts_no_longer(others_bytes):
     assert watched_bytes(step) - others_bytes == pytest.approx(4 * MANY, abs=64)
 
 
+@pytest.mark.slow
 def test_steps_after_unwatched_ones_are_measured_as_the_allocator_counts():
     def loop(between_steps) -> None:
         """Train as scripts do: the last step's outcomes live until the next ones take their place."""
@@ -187,6 +195,7 @@ def sharing(request):
     torch.multiprocessing.set_sharing_strategy(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sharing")
 def test_memory_of_workers_that_ends_in_a_watched_step_counts_no_longer(others_bytes):
     held = [torch.zeros(MANY).share_memory_()]
@@ -194,6 +203,7 @@ def test_memory_of_workers_that_ends_in_a_watched_step_counts_no_longer(others_b
     assert peak_bytes - others_bytes == pytest.approx(4 * MANY, abs=64)
 
 
+@pytest.mark.slow
 def test_a_size_that_the_allocator_remembers_wrongly_is_put_right(others_bytes):
     """A block made in a profile and freed outside leaves its size behind for the next one there."""
     firsts: list[torch.Tensor] = []
@@ -211,6 +221,7 @@ def test_a_size_that_the_allocator_remembers_wrongly_is_put_right(others_bytes):
     assert peak_bytes - others_bytes == pytest.approx(4 * MANY, abs=64)
 
 
+@pytest.mark.slow
 def test_the_end_of_what_was_never_found_is_not_taken_off(tmp_path):
     path = tmp_path / "weights.pt"
     torch.save(torch.zeros(MANY), path)
@@ -240,6 +251,7 @@ def single_rank(tmp_path):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shown", [True, False])
 @pytest.mark.usefixtures("single_rank")
 def test_buckets_that_only_c_knows_are_not_passed_over(is_shown):
@@ -257,6 +269,7 @@ def test_buckets_that_only_c_knows_are_not_passed_over(is_shown):
     assert peaks.end().measured_peak_bytes is None, "the gradients no longer show the buckets"
 
 
+@pytest.mark.slow
 def test_a_wrapper_whose_construction_ended_early_hides_nothing():
     unfinished = DistributedDataParallel.__new__(DistributedDataParallel)
     torch.nn.Module.__init__(unfinished)

@@ -74,6 +74,7 @@ def test_smaller_batches_are_silent(prediction):
     assert drifts_of(make_job(), prediction, batches_of(512, 512, 100)) == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_plan_is_measured_against_its_own_prediction():
     plan = Plan(strategies=(MicroBatching(micro_batch_size=64),))
     job = make_job()
@@ -81,6 +82,7 @@ def test_a_plan_is_measured_against_its_own_prediction():
     assert drifts_of(job, predicted, whole(), plan=plan) == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_batch_twice_as_large_is_named(prediction):
     (*_, drift) = drifts_of(make_job(), prediction, batches_of(512, 512, 1024))
     assert drift.category == "batch"
@@ -89,6 +91,7 @@ def test_a_batch_twice_as_large_is_named(prediction):
     assert drift.measured_category_bytes == 2 * drift.predicted_category_bytes == 2 * MIB
 
 
+@pytest.mark.slow
 def test_a_larger_model_is_named_by_its_parameters_or_states(prediction):
     wider = make_job(
         model=lambda: nn.Sequential(
@@ -121,6 +124,7 @@ def test_an_extra_buffer_is_named(prediction):
     assert drift.measured_category_bytes - drift.predicted_category_bytes == 16 * MIB
 
 
+@pytest.mark.slow
 def test_something_kept_outside_of_the_job_counts_as_what_passes_in_a_step(prediction):
     kept = []
 
@@ -162,6 +166,7 @@ def test_an_optimizer_with_fewer_states_is_named_though_less_is_taken(prediction
     assert drift.measured_bytes < drift.predicted_bytes
 
 
+@pytest.mark.slow
 def test_activations_that_are_larger_than_planned_are_what_passes_in_a_step(prediction):
     def loss(model, batch):
         return model(batch).exp().exp().exp().exp().exp().square().mean()

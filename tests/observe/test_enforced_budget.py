@@ -32,6 +32,7 @@ def error_of_a_budget() -> BudgetExceededError:
 # --- What is counted ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 def test_a_prediction_inside_is_not_counted_and_stays_the_same(device):
     expected = memfit.predict(LARGE_JOB, device).peak_allocated_bytes
@@ -80,6 +81,7 @@ def test_training_with_sparse_gradients_goes_on_inside_a_budget():
         table(ids).sum().backward()
 
 
+@pytest.mark.slow
 def test_a_watched_script_may_plan_itself_inside_its_budget(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -121,6 +123,7 @@ def is_oom_error(exception: BaseException) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_accelerate_and_lightning_take_it_for_memory_that_ran_out():
     error = error_of_a_budget()
     assert should_reduce_batch_size(error)
@@ -128,6 +131,7 @@ def test_accelerate_and_lightning_take_it_for_memory_that_ran_out():
     assert not should_reduce_batch_size(RuntimeError("something else"))
 
 
+@pytest.mark.slow
 def test_the_installed_lightning_takes_it_so_too():
     pytest.importorskip("lightning")
     memory = importlib.import_module("lightning.pytorch.utilities.memory")
@@ -140,6 +144,7 @@ def test_the_message_has_the_figures():
     assert "over the enforced budget of 1000 B" in message
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_fits_is_found_by_trying():
     tried = []
 

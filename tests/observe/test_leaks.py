@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from tests.zoo.processes import run_python
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("leaks_alone", "leaks_heldout_alone", "leak_programs_alone")
 ALONE = [Path(__file__).with_name(f"{name}.py") for name in NAMES]
 
 
-@pytest.mark.slow
 def test_the_leak_finder_by_itself() -> None:
     # In their order: the programs, which leave much behind, come last.
     plugins = ("no:xdist", "no:cacheprovider", "no:randomly")
@@ -37,7 +38,6 @@ for program in (metric_collection, metric_ended_by_finish):
 """
 
 
-@pytest.mark.slow
 def test_a_metric_is_found_within_two_validation_passes_at_the_default_share() -> None:
     """Without pytest's own objects, which take most of the time that there is."""
     folder = ALONE[0].parents[2] / "benchmarks"

@@ -27,6 +27,7 @@ from memfit.trace.events import Phase
 pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 
 
+@pytest.mark.slow
 def test_a_folder_holds_steps_events_plan_timeline_and_end(tmp_path: Path) -> None:
     job = build_job(batch_norm=False)
     with memfit.start(job, Plan(), folder=tmp_path) as run:
@@ -75,6 +76,7 @@ def test_the_timeline_of_a_step_adds_up_and_knows_its_categories(tmp_path: Path)
     assert max(measured.allocated_bytes) == read_journal(tmp_path).steps[2].peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_path: Path) -> None:
     job = build_job(batch_norm=False)
     plan = Plan(strategies=(MicroBatching(micro_batch_size=1),))
@@ -94,6 +96,7 @@ def test_a_run_that_cannot_go_on_says_so_and_one_that_goes_on_is_not_over(tmp_pa
     assert [end.exit_code for end in ends if end] == [4, 0]
 
 
+@pytest.mark.slow
 def test_a_plan_from_a_file_brings_its_prediction_and_budget_into_the_journal(tmp_path, ask):
     path, job = tmp_path / "plan.yaml", build_job(batch_norm=False)
     plan = memfit.plan(job, budget="1MiB", require=["micro-batching"])
@@ -109,6 +112,7 @@ def test_a_plan_from_a_file_brings_its_prediction_and_budget_into_the_journal(tm
     assert (shown["budget_bytes"], shown["predicted_peak_bytes"]) == (2**20, predicted)
 
 
+@pytest.mark.slow
 def test_a_prediction_for_another_batch_is_not_held_against_the_run(tmp_path):
     path, job = tmp_path / "plan.yaml", build_job(batch_norm=False)
     memfit.plan(job, budget="1MiB").save(path)
@@ -116,6 +120,7 @@ def test_a_prediction_for_another_batch_is_not_held_against_the_run(tmp_path):
         assert run.step(job.batch(2 * BATCH_SIZE)).predicted_peak_bytes is None
 
 
+@pytest.mark.slow
 def test_a_second_run_into_a_folder_is_refused_replaced_or_continues_it(tmp_path):
     job, folder = build_job(batch_norm=False), tmp_path / "run"
 
@@ -158,6 +163,7 @@ def test_a_loop_that_is_observed_refuses_such_a_folder_too(tmp_path):
     observe_loop(model, optimizer, folder=tmp_path, earlier_run="overwrite").close()
 
 
+@pytest.mark.slow
 def test_a_script_that_closes_nothing_ends_its_journal_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -187,6 +193,7 @@ os.waitpid(child, 0)
     assert ending.sentence == "no more data"
 
 
+@pytest.mark.slow
 def test_listeners_hear_everything_in_order() -> None:
     job = build_job(batch_norm=False)
     listener = Noting()
@@ -199,6 +206,7 @@ def test_listeners_hear_everything_in_order() -> None:
     assert words == ["begin", "event", "step", "event", "step", "end"]
 
 
+@pytest.mark.slow
 def test_a_peak_that_leaves_the_predicted_one_is_a_warning_that_names_the_category() -> None:
     width = 512
 
@@ -280,6 +288,7 @@ def test_a_finder_that_gives_up_is_no_all_clear(monkeypatch: Any) -> None:
         run.step(job.batch(BATCH_SIZE))
 
 
+@pytest.mark.slow
 def test_a_guarded_run_below_a_watch_tells_it_what_the_guard_did(
     tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
+import torch.distributed as dist
 
 import memfit
-from memfit.observe.allocator_events import AllocatorWatch, GrowthWatch
+from memfit.observe.allocator_blocks import living_blocks
+from memfit.observe.allocator_events import AllocatorWatch, GrowthWatch, _notes_all_threads
 from memfit.observe.peaks import CpuPeaks, CudaPeaks, storage_bytes
 from memfit.trace.events import Category
 from memfit.trace.recorder import Owned
@@ -119,6 +123,63 @@ def test_on_a_card_the_allocators_counters_are_read_and_begin_anew(monkeypatch):
     assert reading.measured_peak_bytes == 5
     assert (reading.reserved_peak_bytes, reading.allocator_retries) == (7, 2)
     assert resets == [1, 1]
+
+
+@pytest.fixture
+def talks_to_ranks(tmp_path):
+    """Open a process group of one rank, over gloo."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def in_another_thread(act) -> None:
+    """Act where no profiler is, as threads of gloo's do."""
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.usefixtures("talks_to_ranks")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_another_thread_frees_is_free_where_ranks_talk(is_known):
+    """Two blocks one after the other, each ended elsewhere, are never there together."""
+    weight = torch.zeros(100)
+
+    def step():
+        for count in (50_000, 40_000, 30_000):
+            staged = [torch.zeros(count)]
+            in_another_thread(staged.clear)
+
+    owned = owned_of(weight) if is_known else None
+    before = 100 * FLOAT if is_known else sum(living_blocks().values())
+    assert abs(peak_of(CpuPeaks(), step, owned=owned) - before - 50_000 * FLOAT) <= 64
+
+
+@pytest.mark.usefixtures("talks_to_ranks")
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_another_thread_takes_is_held_where_ranks_talk(is_known):
+    weight = torch.zeros(100)
+    taken = []
+
+    def step():
+        beside = torch.zeros(1000)
+        in_another_thread(lambda: taken.append(torch.zeros(50_000)))
+        torch.zeros(500)
+        in_another_thread(taken.clear)
+        del beside
+        torch.zeros(2000)
+
+    owned = owned_of(weight) if is_known else None
+    before = 100 * FLOAT if is_known else sum(living_blocks().values())
+    assert abs(peak_of(CpuPeaks(), step, owned=owned) - before - 51_500 * FLOAT) <= 64
+
+
+@pytest.mark.usefixtures("talks_to_ranks")
+def test_other_threads_are_listened_to_during_a_step_alone():
+    assert not _notes_all_threads()
+    peak_of(CpuPeaks(), lambda: None)
+    assert not _notes_all_threads()
 
 
 # --- When it measures ---

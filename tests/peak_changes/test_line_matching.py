@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from memfit.peak_changes.line_matching import Pair, matched
+from memfit.peak_changes.comparison import Pair, matched
 from memfit.peak_changes.moments import KnownLine
 
 

@@ -61,6 +61,7 @@ def test_the_chosen_point_is_kept_though_others_beat_it():
     assert pareto([FAST, chosen, SMALL]) == (FAST, chosen, SMALL)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.builds(
@@ -97,6 +98,7 @@ def planned(transformer) -> Plan:
 ROOM = ["activation-checkpointing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -120,6 +122,7 @@ def test_there_are_safer_plans_wherever_something_smaller_can_be_made(transforme
     assert set(peaks) <= {row.peak_bytes for row in plan.considered}
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_long_to_record_has_one_plan_in_reserve_at_most(transformer, monkeypatch):
     usual = memfit.plan(transformer, budget="1GiB", forbid=["tiling"])
     monkeypatch.setattr(recording, "_MANY_OPERATIONS", 10)
@@ -131,6 +134,7 @@ def test_a_step_that_takes_long_to_record_has_one_plan_in_reserve_at_most(transf
     assert len(plan.considered) <= len(usual.considered)
 
 
+@pytest.mark.slow
 def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
     single = mean_square_job(lambda: torch.nn.Linear(256, 256, bias=False), 256, batch_size=1)
     forbidden = ["optimizer-in-backward", "optimizer-implementation"]
@@ -140,6 +144,7 @@ def test_there_is_no_safer_plan_where_nothing_smaller_can_be_made():
 # --- Approximations ---
 
 
+@pytest.mark.slow
 def test_each_approximation_that_applies_is_recorded_with_the_chosen_plan(transformer, planned):
     found = {each.allow: each for each in planned.approximations}
     assert set(found) >= {"pure-bf16", "bf16", "fp16"}
@@ -153,6 +158,7 @@ def test_each_approximation_that_applies_is_recorded_with_the_chosen_plan(transf
         assert set(found[name].strategies) == set(plan.labels())
 
 
+@pytest.mark.slow
 def test_what_excludes_an_approximation_makes_room_for_it_unless_it_was_required(transformer):
     plan = memfit.plan(transformer, require=["bf16", "optimizer-in-backward"])
     assert {each.allow for each in plan.approximations} <= {"eight-bit-optimizer"}
@@ -162,6 +168,7 @@ def test_what_excludes_an_approximation_makes_room_for_it_unless_it_was_required
     assert not any("bf16" in each.strategies for each in plan.approximations)
 
 
+@pytest.mark.slow
 def test_what_is_allowed_or_forbidden_is_not_tried_again(transformer):
     plan = memfit.plan(transformer, allow=["approximate"])
     assert plan.approximations == ()
@@ -169,6 +176,7 @@ def test_what_is_allowed_or_forbidden_is_not_tried_again(transformer):
     assert [each.allow for each in plan.approximations] == ["pure-bf16"]
 
 
+@pytest.mark.slow
 def test_where_recording_takes_long_approximations_are_left_out_and_a_note_says_so(
     transformer, monkeypatch
 ):
@@ -181,6 +189,7 @@ def test_where_recording_takes_long_approximations_are_left_out_and_a_note_says_
     assert not any("approximations" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_an_approximation_that_cannot_be_recorded_is_named_with_the_reason(
     transformer, monkeypatch
 ):
@@ -209,6 +218,7 @@ def strongest_removal(job: Job, name: str, facts) -> int:
     return plain - min(peaks, default=plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [
@@ -237,6 +247,7 @@ def test_no_strategy_takes_more_off_the_peak_than_its_remedy_says(job):
     assert halved >= 0.85 * by_name["pure-bf16"].most_bytes
 
 
+@pytest.mark.slow
 def test_remedies_are_of_the_plain_step_though_every_plan_must_differ_from_it(transformer, planned):
     required = memfit.plan(transformer, require=["activation-checkpointing"])
     whole = {remedy.strategy: remedy.most_bytes for remedy in planned.remedies}

@@ -76,6 +76,7 @@ def least_seconds(tried: list[tuple[int, float]], budget_bytes: int) -> float | 
     return min((s for peak_bytes, s in tried if peak_bytes <= budget_bytes), default=None)
 
 
+@pytest.mark.slow
 @given(chains())
 def test_the_fastest_assignment_is_the_fastest_of_all_at_every_budget(chain):
     tried = every_assignment(chain)
@@ -135,6 +136,7 @@ def without_moves(chain: Chain) -> Chain:
     return replace(chain, blocks=tuple(blocks))
 
 
+@pytest.mark.slow
 @given(chains(), st.integers(10**4, 10**6))
 def test_large_numbers_make_no_difference(chain, scale):
     large = scaled(chain, scale)
@@ -146,6 +148,7 @@ def test_large_numbers_make_no_difference(chain, scale):
         assert found.seconds == least_seconds(tried, budget_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_long_chains_are_as_fast_as_without_thinning_at_slightly_less_memory(seed):
     """Each of the blocks may cost one part in 512 of the saved bytes."""
@@ -162,6 +165,7 @@ def test_long_chains_are_as_fast_as_without_thinning_at_slightly_less_memory(see
         assert found.seconds <= 1.02 * exact
 
 
+@pytest.mark.slow
 @given(chains())
 def test_the_smallest_assignment_is_the_smallest_of_all(chain):
     assert smallest(chain).peak_bytes == min(
@@ -169,6 +173,7 @@ def test_the_smallest_assignment_is_the_smallest_of_all(chain):
     )
 
 
+@pytest.mark.slow
 @given(chains(), st.integers(10**4, 10**6))
 def test_the_smallest_of_large_numbers_is_within_one_part_in_five_hundred(chain, scale):
     large = scaled(chain, scale)
@@ -176,6 +181,7 @@ def test_the_smallest_of_large_numbers_is_within_one_part_in_five_hundred(chain,
     assert least_bytes <= smallest(large).peak_bytes <= least_bytes * (1 + 1 / 500) + 1
 
 
+@pytest.mark.slow
 @given(chains())
 def test_the_frontier_falls_in_bytes_and_rises_in_seconds(chain):
     found = frontier(chain)
@@ -186,6 +192,7 @@ def test_the_frontier_falls_in_bytes_and_rises_in_seconds(chain):
     assert found[-1].peak_bytes == smallest(chain).peak_bytes
 
 
+@pytest.mark.slow
 @given(chains(), st.lists(st.integers(0, 300), max_size=3))
 def test_budgets_that_are_named_are_met_exactly(chain, budgets_bytes):
     found = frontier(chain, budgets_bytes=budgets_bytes)

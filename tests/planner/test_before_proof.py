@@ -57,6 +57,7 @@ def said(candidate: Candidate) -> object:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job", [labelled_job(ignored=0), opaque_job(torch.sin, batch_size=8, width=16)]
 )
@@ -78,6 +79,7 @@ def test_pieces_that_turn_out_to_mix_samples_are_refused_all_the_same():
             evaluator.in_short((HALVED,))
 
 
+@pytest.mark.slow
 def test_pieces_that_leave_something_else_behind_are_recorded_again(recorded):
     evaluator = evaluator_of(remembering_job())
     evaluator.record_before_proof((HALVED,))

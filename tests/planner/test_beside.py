@@ -16,7 +16,7 @@ from torch.nn import functional
 import memfit
 from memfit.cli.main import main
 from memfit.errors import NoPlanFitsError, UsageError
-from memfit.planner import beside
+from memfit.planner import one_placement
 from memfit.planner.search import aside, foresight
 from memfit.planner.search.aside import Aside, AsideSeries, can_fork
 from memfit.planner.search.foresight import Foresight
@@ -73,6 +73,7 @@ def test_a_copy_that_gets_no_processor_is_not_waited_for():
     assert time.perf_counter() - began < 20
 
 
+@pytest.mark.slow
 def test_a_copy_that_works_is_waited_for(monkeypatch):
     monkeypatch.setattr(aside, "_LOOK_SECONDS", 0.05)
 
@@ -221,6 +222,7 @@ def outcome(job: memfit.Job, **wanted) -> object:
     return plain, plan.pareto, plan.considered, plan.notes, plan.refused, labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device"), [("blocks", "cpu"), ("pieces", "cpu"), ("head", "cpu"), ("head", "t4")]
 )
@@ -239,6 +241,7 @@ def test_a_plan_is_the_same_in_any_number_of_processes(name, device, monkeypatch
     assert together == alone
 
 
+@pytest.mark.slow
 def test_where_every_copy_fails_the_plan_is_the_same(monkeypatch):
     job, share = jobs()["head"]
     budget = int(share * memfit.predict(job).peak_allocated_bytes)
@@ -247,6 +250,7 @@ def test_where_every_copy_fails_the_plan_is_the_same(monkeypatch):
     assert outcome(job, budget=budget, processes=3) == alone
 
 
+@pytest.mark.slow
 def test_no_process_is_left_behind(monkeypatch):
     started = []
     begin = aside.Aside.__init__
@@ -341,19 +345,20 @@ def test_nothing_is_copied_where_a_card_is(monkeypatch):
     assert aside.usable_processes() == 1
 
 
+@pytest.mark.slow
 def test_the_command_uses_the_cores(monkeypatch, tmp_path, capsys):
     file = tmp_path / "job.py"
     file.write_text(
         "from tests.planner.test_beside import pieces_job\njob = pieces_job()\n", encoding="utf-8"
     )
     asked = []
-    inside = beside.Foresight
+    inside = one_placement.Foresight
 
     def making(**kwargs):
         asked.append(kwargs["num_processes"])
         return inside(**kwargs)
 
-    monkeypatch.setattr(beside, "Foresight", making)
+    monkeypatch.setattr(one_placement, "Foresight", making)
     monkeypatch.setattr(aside, "usable_processes", lambda: 2)
     words = ["plan", f"{file}:job", "--budget", "2MiB"]
     assert main(words) == 0

@@ -115,6 +115,7 @@ def errors_of(found: Tried, refinements) -> list[tuple[float, float]]:
     return errors
 
 
+@pytest.mark.slow
 @EACH_JOB
 def test_what_recomputing_takes_is_estimated_to_a_few_hundredths(name):
     found = tried(name)
@@ -125,6 +126,7 @@ def test_what_recomputing_takes_is_estimated_to_a_few_hundredths(name):
         assert abs(seconds_error) <= 0.07
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["transformer", "unet", "post_norm"])
 def test_on_a_gpu_it_is_estimated_to_a_few_hundredths_as_well(name):
     found = tried(name, "a100-40gb")
@@ -132,6 +134,7 @@ def test_on_a_gpu_it_is_estimated_to_a_few_hundredths_as_well(name):
         assert abs(bytes_error) <= LARGEST_ERROR["a100-40gb"]
 
 
+@pytest.mark.slow
 def test_of_plain_blocks_every_estimate_holds_to_two_thousandths():
     found = tried("transformer")
     refinements = found.evaluated.refinements
@@ -141,6 +144,7 @@ def test_of_plain_blocks_every_estimate_holds_to_two_thousandths():
         assert abs(seconds_error) <= 2e-3
 
 
+@pytest.mark.slow
 def test_what_a_forward_takes_for_a_moment_it_takes_again_when_recomputed():
     job = mean_square_job(
         lambda: nn.Sequential(*(Wasteful(256) for _ in range(4))),
@@ -160,6 +164,7 @@ def test_what_a_forward_takes_for_a_moment_it_takes_again_when_recomputed():
         assert chain.peak_bytes(options) == pytest.approx(recorded.peak_allocated_bytes, rel=0.002)
 
 
+@pytest.mark.slow
 @EACH_JOB
 def test_refinements_go_from_the_fastest_to_the_smallest(name):
     refinements = tried(name).evaluated.refinements
@@ -170,6 +175,7 @@ def test_refinements_go_from_the_fastest_to_the_smallest(name):
     assert seconds == sorted(seconds)
 
 
+@pytest.mark.slow
 @EACH_JOB
 def test_what_is_kept_is_not_computed_again(name):
     """With every matrix product of a block kept, the step has the arithmetic of the plain one."""
@@ -189,6 +195,7 @@ def test_what_is_kept_is_not_computed_again(name):
     assert kept.num_flops == steady.flops()
 
 
+@pytest.mark.slow
 @EACH_JOB
 def test_what_is_kept_and_recomputed_leaves_the_results_as_they_are(name):
     found = Tried(planner_jobs.JOBS[name](**SMALL[name]))
@@ -203,6 +210,7 @@ def test_what_is_kept_and_recomputed_leaves_the_results_as_they_are(name):
         assert verified.largest_error <= 1e-10
 
 
+@pytest.mark.slow
 def test_a_few_micro_batches_say_what_all_of_them_take():
     """Of many, the first and last are recorded; the figures are those of the whole batch."""
     found = Tried(planner_jobs.transformer(width=128, num_blocks=2, tokens=128, batch_size=33))
@@ -221,6 +229,7 @@ def test_a_few_micro_batches_say_what_all_of_them_take():
         assert seconds == pytest.approx(recorded.step_seconds, rel=0.03)
 
 
+@pytest.mark.slow
 def test_recomputing_costs_its_time_in_every_micro_batch():
     sizes = {"width": 64, "num_blocks": 2, "tokens": 64}
     one, four = (
@@ -232,6 +241,7 @@ def test_recomputing_costs_its_time_in_every_micro_batch():
         assert repeated.options[-1].seconds == pytest.approx(4 * once.options[-1].seconds)
 
 
+@pytest.mark.slow
 def test_blocks_do_not_lie_inside_each_other_and_come_in_the_order_of_forward():
     for name in SMALL:
         blocks = [block.name for block in tried(name).chain().blocks]
@@ -241,11 +251,13 @@ def test_blocks_do_not_lie_inside_each_other_and_come_in_the_order_of_forward():
         assert blocks == sorted(blocks, key=calls.index)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_called_twice_is_no_block():
     found = Tried(planner_jobs.called_twice(width=16, num_blocks=2, tokens=8, batch_size=2))
     assert not [b for b in found.chain().blocks if b.name.startswith("blocks.")]
 
 
+@pytest.mark.slow
 def test_a_chain_that_stores_everything_takes_what_was_recorded():
     for name in SMALL:
         found = tried(name)
@@ -255,6 +267,7 @@ def test_a_chain_that_stores_everything_takes_what_was_recorded():
         assert stored == pytest.approx(recorded_bytes, rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_a_step_without_gradients_has_no_chain():
     steady = tried("transformer").plain.steady
     without = type(steady)(allocations=steady.allocations, events=steady.events)
@@ -262,6 +275,7 @@ def test_a_step_without_gradients_has_no_chain():
     assert chain.blocks == ()
 
 
+@pytest.mark.slow
 def test_recomputing_every_block_lowers_the_peak_of_every_micro_batch():
     """The first micro-batch, whose gradients are new, must not stand in the way of the estimate."""
     sizes = {"width": 64, "num_blocks": 4, "tokens": 64, "batch_size": 16}
@@ -284,6 +298,7 @@ class Wrapped(nn.Module):
         return self.decoder(self.transform(x))
 
 
+@pytest.mark.slow
 def test_a_head_whose_logits_are_put_off_is_no_block_and_what_is_beside_it_may_be():
     def loss(model, batch):
         return nn.functional.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
@@ -323,6 +338,7 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [(), (MicroBatching(micro_batch_size=4096),)])
 def test_a_block_whose_adapters_wait_to_be_added_stays_a_block(pieces):
     def block():
@@ -377,6 +393,7 @@ def moved(refinement) -> list[str]:
     return [name for names in found for name in names]
 
 
+@pytest.mark.slow
 def test_inputs_that_stay_are_not_counted_as_moved_away():
     """As those of the last block that moves any, and those that ``relu`` before it keeps."""
     found = residual_chain()
@@ -413,6 +430,7 @@ class Added(nn.Module):
         return torch.relu(result)
 
 
+@pytest.mark.slow
 def test_what_is_changed_after_the_block_is_not_kept():
     job = mean_square_job(
         lambda: nn.Sequential(*(Added(8) for _ in range(2))), 8, 64, 64, batch_size=32

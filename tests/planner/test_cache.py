@@ -19,7 +19,6 @@ from memfit.devices.catalogue import load_device
 from memfit.figures import Prediction
 from memfit.job import load_job
 from memfit.planner.cache import inputs
-from memfit.planner.cache.kept_recordings import KeptRecordings
 from memfit.planner.cache.recording_cache import RecordingCache, cache_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="nothing is kept on Windows")
@@ -80,13 +79,10 @@ def planned(
 
 
 def said(plan: memfit.Plan) -> object:
-    """Return all that a plan says, but how long recording took, and the order of small frees.
-
-    What a call looks at besides is less where it begins with a plan that is known.
-    """
+    """Return all that a plan says, but how long recording took, and the order of small frees."""
     quick = [dataclasses.replace(each, prediction=None) for each in plan.ladder]
     rungs = [_at_any_time(each.prediction) for each in plan.ladder]
-    whole = dataclasses.replace(plan, prediction=None, ladder=(), considered=(), pareto=())
+    whole = dataclasses.replace(plan, prediction=None, ladder=())
     return whole, _at_any_time(plan.prediction), quick, rungs
 
 
@@ -94,6 +90,7 @@ def _at_any_time(prediction: Prediction) -> Prediction:
     return dataclasses.replace(prediction, record_seconds=0.0, timeline=None)
 
 
+@pytest.mark.slow
 def test_a_second_call_records_nothing_and_says_the_same(job_file, recorded):
     first, cache = planned(job_file)
     assert cache.num_found == 0
@@ -105,6 +102,7 @@ def test_a_second_call_records_nothing_and_says_the_same(job_file, recorded):
     assert said(again) == said(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["9MiB", "5MiB", "3MiB"])
 def test_another_budget_gives_what_it_gives_without_a_cache(job_file, recorded, budget):
     planned(job_file)
@@ -117,38 +115,7 @@ def test_another_budget_gives_what_it_gives_without_a_cache(job_file, recorded, 
     assert num_recorded < len(recorded)
 
 
-@pytest.fixture
-def begun_with(monkeypatch: pytest.MonkeyPatch) -> list:
-    """List what each search was told to begin with."""
-    found = []
-    look = KeptRecordings.fastest_known
-
-    def noted(self):
-        found.append(look(self))
-        return found[-1]
-
-    monkeypatch.setattr(KeptRecordings, "fastest_known", noted)
-    return found
-
-
-def test_the_fastest_that_was_recorded_and_fits_is_begun_with(job_file, begun_with):
-    first, _ = planned(job_file, "6MiB")
-    again, _ = planned(job_file, "9MiB")
-    assert begun_with[0] is None
-    assert begun_with[1] is not None
-    assert again.prediction.step_seconds <= first.prediction.step_seconds
-
-
-def test_what_another_question_was_allowed_is_not_begun_with(job_file, begun_with):
-    planned(job_file, require=["bf16"], allow=["bf16"])
-    planned(job_file, forbid=["micro-batching"])
-    planned(job_file, require=["micro-batching"])
-    names = [{each.name for each in known or ()} for known in begun_with[1:]]
-    assert not any("bf16" in each for each in names)
-    assert "micro-batching" not in names[0]
-    assert not names[1] or "micro-batching" in names[1]
-
-
+@pytest.mark.slow
 def test_other_wishes_give_what_they_give_without_a_cache(job_file):
     planned(job_file)
     for wanted in ({"forbid": ["micro-batching"]}, {"allow": ["bf16"]}, {"prove": False}):
@@ -185,6 +152,7 @@ def _move_link(job_file: pathlib.Path) -> None:
     link.symlink_to("other.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -204,6 +172,7 @@ def test_what_changed_is_recorded_again(
     assert recorded
 
 
+@pytest.mark.slow
 def test_a_file_that_is_edited_while_it_is_planned_keeps_nothing(job_file):
     """What was read is the old one, and what is there by then the new one."""
 
@@ -215,6 +184,7 @@ def test_a_file_that_is_edited_while_it_is_planned_keeps_nothing(job_file):
     assert planned(job_file)[1].num_found == 0
 
 
+@pytest.mark.slow
 def test_another_version_of_a_package_counts_as_a_change(job_file, monkeypatch):
     planned(job_file)
     monkeypatch.setattr(inputs, "_installed", lambda: ["torch-99.dist-info"])
@@ -228,6 +198,7 @@ def test_what_is_known_on_a_machine_with_a_card_does_not_count_on_one_without(mo
     assert inputs.digest_of(inputs.surroundings()) != before
 
 
+@pytest.mark.slow
 def test_variables_that_shells_change_do_not_count(job_file, monkeypatch):
     planned(job_file)
     monkeypatch.setenv("COLUMNS", "77")
@@ -239,6 +210,7 @@ def _kept_files(job_file: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (job_file.parent / "cache").rglob("*.pickle")
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_recorded_again(job_file):
     first, _ = planned(job_file)
     for number, path in enumerate(_kept_files(job_file)):
@@ -248,6 +220,7 @@ def test_what_is_damaged_is_recorded_again(job_file):
     assert said(again) == said(first)
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_may_write_to_is_not_used(job_file):
     folder = job_file.parent / "cache" / "recordings"
     folder.mkdir(parents=True)
@@ -256,11 +229,13 @@ def test_a_folder_that_others_may_write_to_is_not_used(job_file):
     assert [*folder.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_where_nothing_can_be_written(job_file):
     (job_file.parent / "cache").write_text("a file")
     assert planned(job_file)[0].prediction.fits
 
 
+@pytest.mark.slow
 def test_only_one_process_uses_the_recordings_of_a_job_at_a_time(job_file):
     planned(job_file)
     other = RecordingCache(job_file.parent / "cache", f"{job_file}:job", load_device("cpu"))
@@ -269,6 +244,7 @@ def test_only_one_process_uses_the_recordings_of_a_job_at_a_time(job_file):
     assert planned(job_file)[1].num_found > 0
 
 
+@pytest.mark.slow
 def test_what_is_interrupted_keeps_what_it_has(job_file, recorded):
     def interrupt(label: str) -> None:
         if "micro-batching" in label:
@@ -281,6 +257,7 @@ def test_what_is_interrupted_keeps_what_it_has(job_file, recorded):
     assert planned(job_file, "3MiB")[1].num_found >= num_recorded
 
 
+@pytest.mark.slow
 def test_what_nothing_says_the_inputs_of_is_not_believed(job_file):
     planned(job_file)
     for path in (job_file.parent / "cache").rglob("inputs.json"):
@@ -288,6 +265,7 @@ def test_what_nothing_says_the_inputs_of_is_not_believed(job_file):
     assert planned(job_file)[1].num_found == 0
 
 
+@pytest.mark.slow
 def test_what_was_killed_has_kept_what_it_had(job_file):
     script = f"""
 import os, pathlib, sys
@@ -305,6 +283,7 @@ planned(pathlib.Path({str(job_file)!r}), "3MiB", progress=kill)
     assert planned(job_file, "3MiB")[1].num_found == 0
 
 
+@pytest.mark.slow
 def test_the_oldest_make_room_unless_somebody_has_put_something_there(tmp_path, monkeypatch):
     def filled(number: int) -> pathlib.Path:
         monkeypatch.setenv("NUMBER", str(number))
@@ -341,6 +320,7 @@ def test_where_recordings_are_kept(variables, expected):
     assert cache_folder(variables) == expected
 
 
+@pytest.mark.slow
 def test_the_command_keeps_recordings_and_says_so(job_file, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path / "kept"))
     command = ["plan", f"{job_file}:job", "--budget", "6MiB", "--processes", "1"]

@@ -69,6 +69,7 @@ def text_of(plan) -> str:
 # --- Whole plans ---
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_in_micro_batches_is_planned_without_them():
     job = stubborn()
     budget = int(0.8 * memfit.predict(job).peak_allocated_bytes)
@@ -80,11 +81,13 @@ def test_a_model_that_fails_in_micro_batches_is_planned_without_them():
     assert refused.value.reason.startswith("the step fails on ")
 
 
+@pytest.mark.slow
 def test_where_no_plan_fits_the_error_names_what_could_not_be_recorded():
     with pytest.raises(NoPlanFitsError, match=r"Left out: micro-batching\(4\): .* is invalid for"):
         memfit.plan(stubborn(), budget="10KiB", forbid=["cached-gradients", "tiling"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -113,6 +116,7 @@ def test_whatever_a_strategy_raises_while_recorded_leaves_it_out(
     assert not {"activation-checkpointing", "tiling"} & {s.name for s in plan.strategies}
 
 
+@pytest.mark.slow
 def test_what_fails_in_some_settings_only_is_named_beside_a_plan_that_uses_it(
     transformer, plain_bytes, monkeypatch
 ):
@@ -135,6 +139,7 @@ def test_what_fails_in_some_settings_only_is_named_beside_a_plan_that_uses_it(
     assert note in text_of(plan)
 
 
+@pytest.mark.slow
 def test_a_required_strategy_that_cannot_be_recorded_is_an_error_with_its_cause(
     transformer, monkeypatch
 ):
@@ -187,6 +192,7 @@ def blamed(evaluator: JobEvaluator, *strategies) -> str:
     return found.value.strategy
 
 
+@pytest.mark.slow
 def test_what_was_never_recorded_is_blamed_and_a_combination_where_all_of_it_was(
     evaluator, monkeypatch
 ):
@@ -202,6 +208,7 @@ def test_what_was_never_recorded_is_blamed_and_a_combination_where_all_of_it_was
     assert blamed(evaluator, FUSED, TILED, HALVED) == together
 
 
+@pytest.mark.slow
 def test_what_runs_out_of_memory_is_no_fault_of_a_strategy(evaluator, monkeypatch):
     def fail(*_args, **_wanted):
         raise MemoryError
@@ -213,6 +220,7 @@ def test_what_runs_out_of_memory_is_no_fault_of_a_strategy(evaluator, monkeypatc
     assert evaluator.in_full((conf,)).prediction.fits, "nothing had to be recorded"
 
 
+@pytest.mark.slow
 def test_no_batch_is_cut_before_it_is_known_that_the_loss_allows_it(evaluator, transformer):
     asked: list[int] = []
 

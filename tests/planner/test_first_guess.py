@@ -87,7 +87,7 @@ def test_pieces_that_may_not_be_taken_are_passed_over(world):
     refusing = replace(space_of(), split_checks=Refusing(32, 16))
     assert guesses(world, budget_bytes, refusing) == [(SPLITS[2],), (SPLITS[3],)]
     whole_batch = replace(space_of(), splits=(CachedGradients(micro_batch_size=8),))
-    assert guesses(world, budget_bytes, whole_batch) == []
+    assert guesses(world, budget_bytes, whole_batch) == [(CachedGradients(micro_batch_size=8),)]
 
 
 def test_nothing_is_guessed_where_nothing_is_known(world):

@@ -47,6 +47,7 @@ def kept_by(refinement) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_refinement_of_a_job_that_draws_keeps_its_results():
     refinements = refinements_of(noisy())
     trial = Verifier(noisy())
@@ -55,6 +56,7 @@ def test_every_refinement_of_a_job_that_draws_keeps_its_results():
         assert trial.verify(Plan(strategies=refinement.strategies)).largest_error <= 1e-10
 
 
+@pytest.mark.slow
 def test_what_draws_random_numbers_is_never_kept():
     blocks = {"device": "a100-40gb"}
     job = planner_jobs.post_norm(width=512, num_blocks=2, tokens=256, batch_size=16)
@@ -69,12 +71,14 @@ def test_attention_that_drops_nothing_may_be_kept():
     assert "_scaled_dot_product_flash_attention_for_cpu" in kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [("rand_like.0",), ("rand_like.1",), ("rand_like.0", "addmm.1")])
 def test_a_draw_that_is_named_to_be_kept_is_drawn_again_instead(keep):
     plan = Plan(strategies=(ActivationCheckpointing(blocks=("0-2",), keep=keep),))
     assert memfit.verify(noisy(), plan).largest_error <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [("addmm.0",), ("_to_copy.0",), ("_to_copy.2", "tanh.0")])
 def test_blocks_that_share_a_weight_may_keep_results_under_autocast(keep):
     def model():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -48,12 +49,14 @@ def curve(trades) -> list[tuple[int, float]]:
     return [(trade.num_bytes, trade.seconds) for trade in trades]
 
 
+@pytest.mark.slow
 @given(ITEMS)
 def test_the_frontier_is_that_of_all_subsets(entries):
     items = items_of(entries)
     assert curve(frontier(items)) == curve(undominated(every_trade(items)))
 
 
+@pytest.mark.slow
 @given(ITEMS)
 def test_every_trade_is_what_its_kept_results_add_up_to(entries):
     items = items_of(entries)
@@ -61,6 +64,7 @@ def test_every_trade_is_what_its_kept_results_add_up_to(entries):
     assert all(trade in possible for trade in frontier(items))
 
 
+@pytest.mark.slow
 @given(ITEMS)
 def test_along_the_frontier_more_bytes_are_fewer_seconds(entries):
     found = curve(frontier(items_of(entries)))
@@ -88,6 +92,7 @@ def test_many_operators_give_few_trades_that_reach_from_nothing_to_all():
     assert len(found[-1].keep) == 20
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 1000), min_size=1, unique=True), st.integers(2, 12))
 def test_spread_keeps_both_ends_and_no_more_than_asked(sizes, num_points):
     trades = [Trade(size, float(-size)) for size in sorted(sizes)]

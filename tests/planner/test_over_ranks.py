@@ -43,6 +43,7 @@ def peaks(job) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_a_planned_rank_takes_what_one_takes_that_its_job_shards(peaks):
     def sharded():
         return sharded_model(all_ranks("cpu"))
@@ -52,6 +53,7 @@ def test_a_planned_rank_takes_what_one_takes_that_its_job_shards(peaks):
     assert peaks["fsdp2"] == pytest.approx(found, abs=64)  # and what its mean is weighted by
 
 
+@pytest.mark.slow
 def test_more_ranks_are_taken_where_fewer_do_not_fit(job, peaks):
     assert peaks["fsdp2"] < peaks["ddp"] < peaks["one"]
     budget = (peaks["fsdp2"] + peaks["ddp"]) // 2
@@ -70,6 +72,7 @@ def test_more_ranks_are_taken_where_fewer_do_not_fit(job, peaks):
     assert alone.reason == "no plan keeps to the budget."
 
 
+@pytest.mark.slow
 def test_what_is_required_is_taken_and_what_is_forbidden_is_not(job, peaks):
     budget = 2 * peaks["one"]
     required = memfit.plan(job, budget=budget, ranks=(2,), require=("fsdp2",), forbid=BARE)
@@ -81,6 +84,7 @@ def test_what_is_required_is_taken_and_what_is_forbidden_is_not(job, peaks):
         memfit.plan(job, budget=budget, ranks=(2,), forbid=("ddp", "fsdp2", *BARE))
 
 
+@pytest.mark.slow
 def test_no_placement_names_the_smallest_peak_of_all(job):
     with pytest.raises(NoPlanFitsError) as caught:
         memfit.plan(job, budget="64KiB", ranks=(1, 2), forbid=BARE)
@@ -89,6 +93,7 @@ def test_no_placement_names_the_smallest_peak_of_all(job):
     assert caught.value.smallest_peak_bytes < alone.value.smallest_peak_bytes
 
 
+@pytest.mark.slow
 def test_what_cannot_be_shared_is_refused(job, peaks):
     budget = 2 * peaks["one"]
     with pytest.raises(UsageError, match="cannot be shared by 4 ranks"):
@@ -104,6 +109,7 @@ def test_what_cannot_be_shared_is_refused(job, peaks):
         memfit.plan(replace(job, loss=in_batch), budget=budget, ranks=(2,))
 
 
+@pytest.mark.slow
 def test_a_placement_that_torch_cannot_shard_becomes_a_row_with_the_reason():
     def model():
         return torch.nn.LSTM(8, 8, batch_first=True)
@@ -124,6 +130,7 @@ def test_a_placement_that_torch_cannot_shard_becomes_a_row_with_the_reason():
     assert "holds a parameter besides that of its module" in reasons["fsdp2"]
 
 
+@pytest.mark.slow
 def test_a_plan_for_ranks_is_the_same_from_its_file(job, peaks, tmp_path):
     plan = memfit.plan(job, budget=2 * peaks["one"], ranks=(2,), forbid=BARE)
     plan.save(tmp_path / "plan.yaml")

@@ -82,6 +82,17 @@ def test_a_bound_that_is_no_time_is_refused(seconds):
         Patience(seconds)
 
 
+def test_processor_time_is_bounded_apart_from_what_a_clock_shows(monkeypatch):
+    used = [0.0]
+    monkeypatch.setattr("memfit.planner.search.patience._processor_seconds", lambda: used[0])
+    patience = Patience(processor_seconds=5.0)
+    assert not patience.is_over
+    used[0] = 5.0
+    assert patience.is_over
+    with pytest.raises(UsageError, match="processor_seconds must be a positive number"):
+        Patience(processor_seconds=0)
+
+
 def test_a_part_of_the_seconds_counts_until_the_rest_is_given():
     patience = Patience(60.0, 1e-9)
     assert patience.is_over
@@ -89,6 +100,7 @@ def test_a_part_of_the_seconds_counts_until_the_rest_is_given():
     assert not patience.is_over
 
 
+@pytest.mark.slow
 def test_plans_are_measured_though_the_search_ran_out_of_its_part_of_the_time(
     monkeypatch, regression_job
 ):
@@ -104,6 +116,7 @@ def test_plans_are_measured_though_the_search_ran_out_of_its_part_of_the_time(
     assert run
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_plans_are_run_keeps_the_best_estimate(monkeypatch, regression_job):
     def time_plans(*_args, **_kwargs):
         raise KeyboardInterrupt

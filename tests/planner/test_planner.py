@@ -33,6 +33,7 @@ def plain_bytes(job) -> int:
     return memfit.predict(job).peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_job_keeps_to_the_budget_and_runs_within_it(job, plain_bytes):
     budget_bytes = int(0.7 * plain_bytes)
     plan = memfit.plan(job, budget=budget_bytes)
@@ -44,6 +45,7 @@ def test_the_plan_of_a_job_keeps_to_the_budget_and_runs_within_it(job, plain_byt
     assert memfit.verify(job, plan).largest_error < 1e-9
 
 
+@pytest.mark.slow
 def test_smaller_budgets_give_plans_that_are_no_faster(job, plain_bytes):
     plans = [memfit.plan(job, budget=int(fraction * plain_bytes)) for fraction in (1.0, 0.8, 0.6)]
     seconds = [plan.prediction.step_seconds for plan in plans]
@@ -59,6 +61,7 @@ def impossible(job) -> NoPlanFitsError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_an_impossible_budget_names_the_smallest_peak_and_what_holds_it(impossible):
     assert impossible.exit_code == 3
     assert impossible.budget_bytes == 10 * 1024
@@ -72,11 +75,13 @@ def test_an_impossible_budget_names_the_smallest_peak_and_what_holds_it(impossib
     assert "Raise the budget" in message
 
 
+@pytest.mark.slow
 def test_the_smallest_peak_named_can_be_reached(job, impossible):
     plan = memfit.plan(job, budget=impossible.smallest_peak_bytes)
     assert plan.prediction.peak_allocated_bytes <= impossible.smallest_peak_bytes
 
 
+@pytest.mark.slow
 def test_what_changes_results_is_used_only_if_it_is_allowed(job):
     facts = record(job).facts
     names = {each.strategy for each in search_space(facts).refused}
@@ -87,6 +92,7 @@ def test_what_changes_results_is_used_only_if_it_is_allowed(job):
         assert any(None in members for members in options), "allowed is not required"
 
 
+@pytest.mark.slow
 def test_a_required_strategy_is_in_every_plan_without_being_allowed(job):
     plan = memfit.plan(job, require=["bf16", "activation-checkpointing"])
     names = {strategy.name for strategy in plan.strategies}
@@ -94,11 +100,13 @@ def test_a_required_strategy_is_in_every_plan_without_being_allowed(job):
     assert plan.numerics == "approximate"
 
 
+@pytest.mark.slow
 def test_required_micro_batches_are_made_though_the_batch_fits(job):
     plan = memfit.plan(job, require=["micro-batching"])
     assert MicroBatching(micro_batch_size=3) in plan.strategies
 
 
+@pytest.mark.slow
 def test_what_is_forbidden_is_in_no_plan(job, plain_bytes):
     budget_bytes = int(0.8 * plain_bytes)
     chosen = {strategy.name for strategy in memfit.plan(job, budget=budget_bytes).strategies}
@@ -111,6 +119,7 @@ def test_what_is_forbidden_is_in_no_plan(job, plain_bytes):
     )
 
 
+@pytest.mark.slow
 def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(job):
     with pytest.raises(StrategyError, match="no batch normalisation"):
         memfit.plan(job, require=["batchnorm-replay"])
@@ -121,11 +130,19 @@ def test_a_required_strategy_that_cannot_apply_is_refused_with_the_reason(job):
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        ({"allow": ["bf17"]}, "Nearest: bf16"),
-        ({"require": ["micro-batch"]}, "Nearest: micro-batching"),
-        ({"require": ["approximate"]}, "there is no such strategy"),
-        ({"forbid": ["bf17"]}, "Nearest: bf16"),
-        ({"require": ["bf16"], "forbid": ["bf16"]}, "both required and forbidden"),
+        pytest.param({"allow": ["bf17"]}, "Nearest: bf16", marks=pytest.mark.slow),
+        pytest.param(
+            {"require": ["micro-batch"]}, "Nearest: micro-batching", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"require": ["approximate"]}, "there is no such strategy", marks=pytest.mark.slow
+        ),
+        pytest.param({"forbid": ["bf17"]}, "Nearest: bf16", marks=pytest.mark.slow),
+        pytest.param(
+            {"require": ["bf16"], "forbid": ["bf16"]},
+            "both required and forbidden",
+            marks=pytest.mark.slow,
+        ),
         ({"budget": "plenty"}, "'plenty' is not a size"),
         ({"budget": 0}, "more than 0 bytes"),
         ({"budget": -5}, "The budget must be more than 0 bytes, not -5"),
@@ -147,6 +164,7 @@ def test_an_unknown_device_is_refused_with_near_names(job):
         memfit.plan(job, device="a100")
 
 
+@pytest.mark.slow
 def test_the_budget_of_a_gpu_is_its_memory_and_bounds_the_process(job):
     plan = memfit.plan(job, device="t4")
     assert plan.prediction.budget_of == "process"
@@ -155,17 +173,20 @@ def test_the_budget_of_a_gpu_is_its_memory_and_bounds_the_process(job):
     assert plan.prediction.certainty == "table"
 
 
+@pytest.mark.slow
 def test_a_budget_may_bound_another_figure(job, plain_bytes):
     with pytest.raises(NoPlanFitsError):
         memfit.plan(job, budget=plain_bytes, budget_of="process")
 
 
+@pytest.mark.slow
 def test_refused_strategies_are_listed_with_their_reasons(job):
     refused = reasons(memfit.plan(job))
     assert set(refused) >= {"loss-chunking", "batchnorm-replay", "bf16", "allocator-settings"}
     assert all(reason.strip() for reason in refused.values())
 
 
+@pytest.mark.slow
 def test_progress_is_told_of_every_recording(job, plain_bytes):
     told: list[str] = []
     plan = memfit.plan(job, budget=int(0.8 * plain_bytes), progress=told.append)
@@ -174,6 +195,7 @@ def test_progress_is_told_of_every_recording(job, plain_bytes):
     assert plan.considered[0].chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95, 1.0])
 def test_whatever_the_budget_the_plan_that_is_given_fits(fraction):
     small = mean_square_job(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from memfit.errors import StrategyError
 from memfit.figures import Certainty, Prediction
-from memfit.planner.result.explanation import considered_plans
+from memfit.planner.result.assembly import considered_plans
 from memfit.planner.result.ladder import Ladder
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement
 from memfit.planner.search.options import SearchSpace
@@ -184,6 +184,7 @@ SEEDS = st.integers(0, 10**6)
 BUDGETS = st.integers(5_000, 60_000)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_the_chosen_plan_fits_and_is_the_fastest_within_what_wrong_estimates_allow(seed, budget):
     world = World(seed)
@@ -197,6 +198,7 @@ def test_the_chosen_plan_fits_and_is_the_fastest_within_what_wrong_estimates_all
     assert fastest is None or chosen.prediction.step_seconds <= fastest * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_with_right_estimates_the_chosen_plan_is_the_fastest_of_all(seed, budget):
     world = World(seed, errors=False)
@@ -222,6 +224,7 @@ class SomeRefused(SplitChecks):
         return True
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS, st.sets(st.sampled_from(SPLITS)))
 def test_of_sizes_that_may_not_be_taken_none_is_recorded_and_the_next_ones_are(
     seed, budget, refused
@@ -236,6 +239,7 @@ def test_of_sizes_that_may_not_be_taken_none_is_recorded_and_the_next_ones_are(
     assert found == min(fitting, default=None)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS, st.integers(0, 20_000))
 def test_a_larger_budget_is_never_slower_within_what_wrong_estimates_allow(seed, budget, more):
     world = World(seed)
@@ -246,6 +250,7 @@ def test_a_larger_budget_is_never_slower_within_what_wrong_estimates_allow(seed,
         assert wide.prediction.step_seconds <= tight.prediction.step_seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_the_same_question_has_the_same_answer_in_the_same_order(seed, budget):
     worlds = World(seed), World(seed)
@@ -254,6 +259,7 @@ def test_the_same_question_has_the_same_answer_in_the_same_order(seed, budget):
     assert worlds[0].short == worlds[1].short
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_every_combination_is_recorded_once_in_short_and_at_most_once_in_full(seed, budget):
     world = World(seed, is_short=True)
@@ -263,6 +269,7 @@ def test_every_combination_is_recorded_once_in_short_and_at_most_once_in_full(se
     assert len(world.full) == len(set(world.full))
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_what_is_chosen_has_been_recorded_in_full(seed, budget):
     world = Lengthened(seed, is_short=True)
@@ -273,6 +280,7 @@ def test_what_is_chosen_has_been_recorded_in_full(seed, budget):
         assert world.fits(chosen.strategies, budget)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_a_plan_is_found_though_short_recordings_promised_too_much(seed, budget):
     """Where the whole batch turns out not to fit, what makes it smaller is tried after all."""
@@ -300,6 +308,7 @@ class Fragmented(World):
         return int(self.estimated_bytes(strategies) * share)
 
 
+@pytest.mark.slow
 @given(SEEDS, st.floats(0.5, 0.95))
 @example(99484, 0.625)  # a first plan was recorded before what learns from it
 def test_estimates_that_are_all_too_high_are_corrected_by_what_was_recorded(seed, share):
@@ -460,6 +469,7 @@ def test_where_what_is_faster_cannot_be_combined_the_job_as_it_is_remains():
 # --- Micro-batches that are required ---
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_where_micro_batches_are_required_every_plan_that_is_given_has_them(seed, budget):
     world = World(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from tests.planner.test_search import (
     BLOCKS,
@@ -81,6 +82,7 @@ def thrifty(world: World, budget_bytes: int, most_operators: int) -> Search:
     return Search(counted, space, slack=0.05, most_operators=most_operators)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_a_bounded_search_records_little_and_what_it_gives_fits(seed, budget):
     world = World(seed)
@@ -93,6 +95,7 @@ def test_a_bounded_search_records_little_and_what_it_gives_fits(seed, budget):
         assert world.fits(chosen.strategies, budget)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_a_bounded_search_finds_a_plan_wherever_the_smallest_one_fits(seed, budget):
     world = World(seed, errors=False)
@@ -101,6 +104,7 @@ def test_a_bounded_search_finds_a_plan_wherever_the_smallest_one_fits(seed, budg
     assert (chosen is not None) == (smallest_bytes <= budget)
 
 
+@pytest.mark.slow
 @given(SEEDS, BUDGETS)
 def test_what_a_bounded_search_left_out_is_no_faster_than_it_says(seed, budget):
     world = World(seed)

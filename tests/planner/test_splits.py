@@ -43,6 +43,7 @@ def refusal(job, **wanted) -> str:
     return reasons(plan)["micro-batching"]
 
 
+@pytest.mark.slow
 def test_a_proved_plan_says_so_in_one_line():
     plan = planned(wide(torch.sin))
     assert plan.proof is Evidence.PROVED
@@ -50,6 +51,7 @@ def test_a_proved_plan_says_so_in_one_line():
     assert all(rung.proof is Evidence.PROVED for rung in plan.ladder)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_followed_is_left_out_with_operator_line_and_remedies():
     plan = memfit.plan(wide(kept_apart), prove=False, forbid=["tiling"])
     assert not any("micro-batching" in each.name for each in plan.strategies)
@@ -62,6 +64,7 @@ def test_what_could_not_be_followed_is_left_out_with_operator_line_and_remedies(
     assert "--prove" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["unproved", "micro-batching"])
 def test_what_is_allowed_by_name_is_taken_unproved(name):
     plan = planned(wide(kept_apart), prove=False, allow=[name])
@@ -70,6 +73,7 @@ def test_what_is_allowed_by_name_is_taken_unproved(name):
     assert "not proved" in plan.reasons[0]
 
 
+@pytest.mark.slow
 def test_a_real_batch_settles_what_could_not_be_followed_and_says_so(tmp_path):
     plan = planned(wide(kept_apart), prove=True)
     assert plan.proof is Evidence.TRIAL
@@ -82,11 +86,13 @@ def test_a_real_batch_settles_what_could_not_be_followed_and_says_so(tmp_path):
     assert (again.proof, again.reasons) == (plan.proof, plan.reasons)
 
 
+@pytest.mark.slow
 def test_a_real_batch_refutes_what_mixes_samples_with_the_numbers():
     with pytest.raises(StrategyError, match=r"differs by .* \(relative, float64; rounding"):
         memfit.plan(wide(mixed), require=["micro-batching"], prove=True)
 
 
+@pytest.mark.slow
 def test_a_short_step_is_tried_without_being_asked_for_and_a_long_one_is_not(monkeypatch):
     assert planned(wide(kept_apart)).proof is Evidence.TRIAL
     monkeypatch.setattr("memfit.planner.trial._MOST_FLOPS", 10.0)
@@ -94,6 +100,7 @@ def test_a_short_step_is_tried_without_being_asked_for_and_a_long_one_is_not(mon
         planned(wide(kept_apart))
 
 
+@pytest.mark.slow
 def test_what_is_proved_is_not_tried(monkeypatch):
     def no_trial(*_args):
         raise AssertionError("it was proved")
@@ -102,17 +109,20 @@ def test_what_is_proved_is_not_tried(monkeypatch):
     assert planned(wide(torch.sin), prove=True).proof is Evidence.PROVED
 
 
+@pytest.mark.slow
 def test_a_batch_that_breaks_its_condition_is_refused_with_the_remedy():
     job = labelled_job(ignored=3, batch_size=64)
     with pytest.raises(StrategyError, match=r"batch\['labels'\] holds -100 .*memfit\.Total"):
         memfit.plan(job, require=["micro-batching"])
 
 
+@pytest.mark.slow
 def test_a_condition_that_holds_is_told():
     plan = memfit.plan(labelled_job(ignored=0), require=["micro-batching"])
     assert "holds while batch['labels'] never holds -100" in plan.reasons[0]
 
 
+@pytest.mark.slow
 def test_a_size_is_looked_into_only_when_it_is_considered(monkeypatch):
     from memfit.separation import separation
 
@@ -148,6 +158,7 @@ def test_what_a_copy_has_found_out_is_not_told_of_before_it_is_asked_for():
     assert checks.allows_some
 
 
+@pytest.mark.slow
 def test_the_command_says_what_proved_a_plan(tmp_path, capsys):
     path = tmp_path / "job.py"
     path.write_text(
@@ -168,6 +179,7 @@ def test_the_command_says_what_proved_a_plan(tmp_path, capsys):
     assert "proved from the recorded step" in page.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_batch():
     job = wide(lambda x: x - x.mean(0))
     way = r"the exact way is cached-gradients \(`memfit plan --require cached-gradients`\)"
@@ -181,6 +193,7 @@ def test_a_coupled_job_names_the_strategy_that_computes_its_loss_on_the_whole_ba
         assert str(caught.value).count("way") == 1
 
 
+@pytest.mark.slow
 def test_transformers_are_proved():
     job = planner_jobs.transformer()
     plan = memfit.plan(job, require=["micro-batching"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.zoo.coupled_jobs import Encoder, job_of
 
 from memfit.analysis.separability import not_known
@@ -10,6 +11,8 @@ from memfit.prediction.recording import record
 from memfit.separation import separation
 from memfit.session.batches import find_layout
 from memfit.strategies import CachedGradients
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_trial_takes_what_is_known_of_the_job_with_it(monkeypatch):

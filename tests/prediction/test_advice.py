@@ -137,6 +137,7 @@ def test_a_batch_that_fits_whole_is_its_own_largest_micro_batch() -> None:
     assert (found.micro_batch_size, found.reason) == (16, "")
 
 
+@pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_one_more_sample_does_not() -> None:
     job = predicted(wide_job())
     budget_bytes = int(0.7 * job.prediction.peak_allocated_bytes)
@@ -150,6 +151,7 @@ def test_the_largest_micro_batch_fits_and_one_more_sample_does_not() -> None:
     assert (fits(found), fits(found + 1)) == (True, False)
 
 
+@pytest.mark.slow
 def test_the_other_strategies_of_a_plan_stay() -> None:
     plain = predicted(wide_job(1024), budget_bytes=1800 * KIB)
     half = predicted(wide_job(1024), budget_bytes=1800 * KIB, plan=Plan(strategies=(Bf16(),)))
@@ -167,6 +169,7 @@ def test_batch_normalisation_is_the_reason_for_no_micro_batch() -> None:
     assert "batch normalisation" in found.reason
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_by_itself_says_so() -> None:
     found = largest_micro_batch(predicted(make_job(), budget_bytes=KIB))
 
@@ -177,6 +180,7 @@ def test_a_model_that_is_too_large_by_itself_says_so() -> None:
 # --- Advice ---
 
 
+@pytest.mark.slow
 def test_bytes_per_sample_are_those_that_another_batch_adds() -> None:
     job = predicted(wide_job(2048))
     found = advice_for(job)[Topic.BYTES_PER_SAMPLE].num_bytes
@@ -198,6 +202,7 @@ def test_a_slow_recording_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> No
     assert Topic.BYTES_PER_SAMPLE not in advice_for(predicted(wide_job()))
 
 
+@pytest.mark.slow
 def test_saved_activations_are_named_only_where_they_dominate() -> None:
     many = advice_for(predicted(wide_job(4096)))
     few = advice_for(predicted(make_job(batch_size=2)))
@@ -206,6 +211,7 @@ def test_saved_activations_are_named_only_where_they_dominate() -> None:
     assert Topic.SAVED_ACTIVATIONS not in few
 
 
+@pytest.mark.slow
 def test_optimizer_temporaries_are_named_where_its_step_is_the_peak() -> None:
     job = predicted(make_job(two_wide_layers, batch_size=2, optimizer=torch.optim.AdamW), "t4")
     found = advice_for(job)[Topic.OPTIMIZER_TEMPORARIES]
@@ -215,6 +221,7 @@ def test_optimizer_temporaries_are_named_where_its_step_is_the_peak() -> None:
     assert Topic.OPTIMIZER_TEMPORARIES not in advice_for(elsewhere)
 
 
+@pytest.mark.slow
 def test_expandable_segments_are_worth_what_a_replay_with_them_saves() -> None:
     job = wide_job(3000)
     found = advice_for(predicted(job, "t4")).get(Topic.EXPANDABLE_SEGMENTS)
@@ -229,6 +236,7 @@ def test_expandable_segments_are_worth_what_a_replay_with_them_saves() -> None:
     assert Topic.EXPANDABLE_SEGMENTS not in advice_for(predicted(job))
 
 
+@pytest.mark.slow
 def test_a_guessed_term_is_named_on_a_gpu_alone() -> None:
     guessed = predicted(make_job(), "v100-32gb")
     (term,) = (term for term in guessed.prediction.terms if term.certainty == "guess")
@@ -239,6 +247,7 @@ def test_a_guessed_term_is_named_on_a_gpu_alone() -> None:
     assert Topic.GUESSED_TERM not in advice_for(predicted(make_job()))
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_is_told_the_micro_batch_that_does() -> None:
     job = predicted(wide_job(1024), budget_bytes=1800 * KIB)
 

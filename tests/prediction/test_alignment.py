@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,7 @@ def test_scratch_as_large_as_a_later_block_does_not_take_its_place():
 SIZES = st.lists(st.integers(1, 6), max_size=40)
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES)
 def test_every_measured_block_gets_an_answer_and_no_recorded_one_is_used_twice(measured, recorded):
     found = places(measured, blocks(*recorded))
@@ -66,11 +68,13 @@ def test_only_blocks_of_the_same_size_are_matched(measured, recorded):
         assert match is None or match.num_bytes == num_bytes
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 10**6), max_size=60))
 def test_a_sequence_matches_itself(sizes):
     assert places(sizes, blocks(*sizes)) == list(range(len(sizes)))
 
 
+@pytest.mark.slow
 def test_measured_categories_are_the_predicted_ones_also_in_micro_batches(regression_job):
     plan = Plan(strategies=(MicroBatching(micro_batch_size=3),))
     predicted = memfit.predict(regression_job, plan=plan).by_category

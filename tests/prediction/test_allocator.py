@@ -112,6 +112,7 @@ def test_a_trace_of_setup_alone_has_no_event_of_its_own():
     assert phase_starts(trace) == []
 
 
+@pytest.mark.slow
 @given(traces(), st.sampled_from(list(RULES.values())))
 def test_the_peak_is_the_highest_prefix_sum(trace, rules):
     signed = (
@@ -123,6 +124,7 @@ def test_the_peak_is_the_highest_prefix_sum(trace, rules):
     assert min(sums) >= 0
 
 
+@pytest.mark.slow
 @given(traces(), st.sampled_from(list(RULES.values())))
 def test_categories_and_modules_add_up_to_the_peak(trace, rules):
     outcome = replay(trace, rules)
@@ -139,6 +141,7 @@ def test_rounding_gives_the_next_multiple(num_bytes, granularity_bytes):
     assert 0 <= rounded - num_bytes < granularity_bytes
 
 
+@pytest.mark.slow
 @EITHER
 @given(trace=traces())
 def test_a_timeline_never_rises_above_the_peak_and_is_the_sum_of_its_parts(rules, trace):

@@ -59,6 +59,7 @@ def test_a_number_that_a_loss_asks_for_is_answered_and_listed():
     assert found.intervals == {}
 
 
+@pytest.mark.slow
 def test_sizes_that_rest_on_an_answer_are_an_interval_around_the_measured_peak():
     job = job_of(mean_of_kept)
     found = memfit.predict(job)
@@ -90,6 +91,7 @@ def test_a_step_that_needs_no_answer_is_recorded_without():
     assert found.answers == ()
 
 
+@pytest.mark.slow
 def test_a_mean_over_what_is_kept_is_not_cut_into_pieces():
     """Here every row is kept, so that pieces agree on this batch; on others they would not."""
     job = job_of(mean_of_kept, batch=lambda size: 9 + torch.rand(size, WIDTH))
@@ -99,6 +101,7 @@ def test_a_mean_over_what_is_kept_is_not_cut_into_pieces():
     assert "micro-batching" not in "".join(caught.value.strategies)
 
 
+@pytest.mark.slow
 def test_a_plan_holds_the_budget_with_either_spread():
     job = job_of(mean_of_kept)
     found = memfit.plan(job, budget="1GiB").prediction
@@ -107,6 +110,7 @@ def test_a_plan_holds_the_budget_with_either_spread():
     assert found.peak_allocated_bytes == interval.high_bytes > interval.low_bytes
 
 
+@pytest.mark.slow
 def test_values_of_the_batch_are_known_and_need_no_answer():
     def loss(model, batch):
         x, lengths = batch
@@ -148,6 +152,7 @@ def test_a_size_without_a_bound_is_refused_with_its_line():
         memfit.predict(job)
 
 
+@pytest.mark.slow
 def test_answers_are_kept_in_files():
     found = memfit.predict(job_of(mean_of_kept))
     again = Prediction.from_json(json.loads(json.dumps(found.to_json())))
@@ -171,6 +176,7 @@ job = memfit.Job(model=model, batch=lambda n: torch.randn(n, 4), loss=loss,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["predict", "plan", "measure", "verify"])
 def test_what_a_job_prints_does_not_get_into_the_json(command, tmp_path, capsys, monkeypatch):
     (tmp_path / "job.py").write_text(JOB_FILE)
@@ -182,6 +188,7 @@ def test_what_a_job_prints_does_not_get_into_the_json(command, tmp_path, capsys,
     assert "building" in captured.err
 
 
+@pytest.mark.slow
 def test_answers_are_shown_with_their_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "job.py").write_text(JOB_FILE)
     monkeypatch.chdir(tmp_path)

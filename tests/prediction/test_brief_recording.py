@@ -20,6 +20,8 @@ from memfit.strategies import (
     OptimizerOffload,
 )
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE = 18
 
 

@@ -44,6 +44,7 @@ def frozen_job(**settings):
     return four_bit.job(build, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "double"), KINDS)
 @pytest.mark.parametrize("device", ["cpu", "h100-80gb"])
 def test_a_packed_base_takes_what_its_parts_take(device, kind, double):
@@ -57,6 +58,7 @@ def test_a_packed_base_takes_what_its_parts_take(device, kind, double):
     assert prediction.by_category["gradients"] in (0, 4 * WIDTH**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
 def test_what_packed_values_are_stored_as_changes_no_bytes(storage):
     four_bit.library()
@@ -64,6 +66,7 @@ def test_what_packed_values_are_stored_as_changes_no_bytes(storage):
     assert prediction.by_category["parameters"] == base_bytes(double=True) + 4 * WIDTH**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "double"), KINDS)
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_the_peak_on_a_packed_base_is_the_measured_one(kind, double, compute):
@@ -75,6 +78,7 @@ def test_the_peak_on_a_packed_base_is_the_measured_one(kind, double, compute):
     assert prediction.by_category["parameters"] == measurement.by_category["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -98,6 +102,7 @@ def test_the_peak_with_adapters_is_the_measured_one(settings):
         assert prediction.by_category[name] == measurement.by_category[name]
 
 
+@pytest.mark.slow
 def test_a_living_base_is_predicted_as_a_fresh_one_and_left_as_it_was():
     four_bit.library()
     model = four_bit.build()
@@ -111,6 +116,7 @@ def test_a_living_base_is_predicted_as_a_fresh_one_and_left_as_it_was():
     assert torch.equal(model(inputs), before)
 
 
+@pytest.mark.slow
 def test_a_weight_is_unpacked_in_forward_and_in_backward():
     """Backward unpacks to the type of the weight and converts, so bf16 takes more than fp32."""
     four_bit.library()
@@ -192,6 +198,7 @@ assert torch.isfinite(bitsandbytes.functional.dequantize_4bit(packed, state)).al
 """
 
 
+@pytest.mark.slow
 def test_the_library_may_be_imported_while_a_step_is_recorded():
     four_bit.library()
     found = subprocess.run(
@@ -200,6 +207,7 @@ def test_the_library_may_be_imported_while_a_step_is_recorded():
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 def test_evaluation_on_the_cpu_is_refused_where_the_library_would_repack():
     functional = four_bit.library().functional
     if not functional.has_avx512bf16():
@@ -229,6 +237,7 @@ class WithNf4(nn.Module):
         return nn.functional.linear(x, self.weight) + self.up(self.down(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_weights_of_torchao_are_predicted_as_measured_and_stay_packed_on_a_card():
     job = four_bit.job(lambda: nn.Sequential(WithNf4(512, 1024), WithNf4(1024, 512)))

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ASKS_COMPILE_AT_ITS_TOP = """
 import torch
 
@@ -25,11 +27,10 @@ from memfit.job import _import_file
 from memfit.prediction.importing import imported_on
 from pathlib import Path
 
-print(imported_on(load_device("t4"), lambda path: _import_file(Path(path)).job, "job.py"))
+print(imported_on(load_device("t4"), lambda path: _import_file(Path(path), "job").job, "job.py"))
 """
 
 
-@pytest.mark.slow
 def test_a_file_that_is_the_first_to_use_torch_compile_is_imported(tmp_path):
     """torch.compile sorts torch's functions when it is first used, as transformers' files do."""
     (tmp_path / "job.py").write_text(ASKS_COMPILE_AT_ITS_TOP)

@@ -59,6 +59,7 @@ def eagerly():
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("num_bits", [8, 4])
 def test_the_peak_with_torchaos_states_is_the_measured_one(num_bits):
@@ -70,6 +71,7 @@ def test_the_peak_with_torchaos_states_is_the_measured_one(num_bits):
         assert figures.by_category["optimizer state"] == state_bytes(num_bits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_bits", [8, 4])
 def test_torchaos_states_are_states_on_a_gpu_as_well(num_bits):
     prediction = memfit.predict(job_with(torchaos(num_bits)), "h100-80gb")
@@ -91,6 +93,7 @@ def test_the_states_of_a_run_are_counted_as_what_they_take():
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eagerly")
 @pytest.mark.parametrize("num_bits", [8, 4])
 @pytest.mark.parametrize("num_ranks", [1, 2])
@@ -104,6 +107,7 @@ def test_the_peak_with_sharded_low_bit_states_is_the_measured_one(num_bits, num_
     assert prediction.by_category["optimizer state"] < NUM_STATES * num_values * num_bits / 8 * 1.4
 
 
+@pytest.mark.slow
 def test_the_peak_with_the_states_of_bitsandbytes_is_the_measured_one():
     from bitsandbytes import optim
 

@@ -80,6 +80,7 @@ def test_what_only_cuda_has_is_advised_on_cuda_alone(name, is_told):
     assert is_told or Topic.EXPANDABLE_SEGMENTS not in topics
 
 
+@pytest.mark.slow
 def test_a_users_own_card_is_predicted_alone_and_among_ranks(own_card):
     prediction = memfit.predict(job(), device=own_card)
     assert prediction.device == own_card
@@ -88,6 +89,7 @@ def test_a_users_own_card_is_predicted_alone_and_among_ranks(own_card):
     assert shared.device == own_card
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_users_own_card_stays_in_its_memory(own_card):
     plan = memfit.plan(job(), device=own_card)
     assert plan.device == own_card

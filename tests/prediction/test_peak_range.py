@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from memfit.allocator.settings import AllocatorSettings
@@ -19,14 +21,14 @@ def peak(low=1000, high=1000, **fields):
 
 def test_a_peak_that_is_replayed_alike_keeps_the_margin_alone():
     assert peak().interval("allocated") == Interval(low_bytes=990, high_bytes=1010)
-    assert peak().interval("reserved") == Interval(low_bytes=970, high_bytes=1030)
+    assert peak().interval("reserved") == Interval(low_bytes=955, high_bytes=1045)
     assert peak().interval("process") == peak().interval("reserved")
 
 
 def test_what_the_replays_leave_open_is_added_to_the_margin_in_squares():
-    # 30 of margin and 40 of range on one side, 30 and 400 on the other
-    assert peak(low=960, high=1400).interval("reserved") == Interval(
-        low_bytes=1000 - 50, high_bytes=1000 + 401
+    # 45 of margin and 60 of range on one side, 45 and 400 on the other
+    assert peak(low=940, high=1400).interval("reserved") == Interval(
+        low_bytes=1000 - 75, high_bytes=1000 + 402
     )
 
 
@@ -35,16 +37,30 @@ def test_where_a_library_chooses_its_scratch_the_margin_is_wide():
     assert peak(is_guessed=True).interval("allocated") == Interval(low_bytes=980, high_bytes=1020)
 
 
+@pytest.mark.parametrize("is_guessed", [False, True])
+def test_of_one_rank_among_several_less_is_known(is_guessed):
+    found = peak(is_shared=True, is_guessed=is_guessed)
+    assert found.interval("allocated") == Interval(low_bytes=920, high_bytes=1080)
+    assert found.plus(1000).interval("process") == Interval(low_bytes=1700, high_bytes=2300)
+
+
+def test_a_replay_knows_whether_ranks_share_the_step():
+    alone = recording_with(MIB, Certainty.TABLE)
+    for sizes, is_shared in (((), False), ((1,), False), ((1, 8), True)):
+        found = replayed_peaks(replace(alone, group_sizes=sizes), AllocatorSettings())
+        assert [each.is_shared for each in found] == [is_shared] * 2
+
+
 @pytest.mark.parametrize(
     ("certainty", "ends"),
     [
-        (Certainty.EXACT, (1940, 2060)),
-        (Certainty.TABLE, (1883, 2116)),  # 60 and 100 in squares: 116.6
-        (Certainty.GUESS, (1496, 2503)),  # 60 and 500: 503.6
+        (Certainty.EXACT, (1910, 2090)),
+        (Certainty.TABLE, (1865, 2134)),  # 90 and 100 in squares: 134.5
+        (Certainty.GUESS, (1491, 2508)),  # 90 and 500: 508.04
     ],
 )
 def test_a_guessed_context_widens_by_half_of_it_and_one_from_a_table_by_a_tenth(certainty, ends):
-    whole = peak().plus(1000, certainty)  # 2000 bytes, 60 of margin
+    whole = peak().plus(1000, certainty)  # 2000 bytes, 90 of margin
     found = whole.interval("process")
 
     assert whole.likely_bytes == 2000

@@ -41,6 +41,7 @@ def data_parallel_job(**options):
     return mean_square_job(model, WIDTH, batch_size=BATCH, optimizer=ADAMW)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ranks", [2, 8])
 def test_a_rank_holds_its_shards_and_gathers_blocks(num_ranks):
     found = memfit.predict(sharded_job(), ranks=num_ranks, rank=1)
@@ -51,6 +52,7 @@ def test_a_rank_holds_its_shards_and_gathers_blocks(num_ranks):
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_gloo_stages_what_a_collective_moves():
     """Without a placement the group is the caller's own, and nobody says that it is gloo."""
     found = memfit.predict(sharded_job(), ranks=4).by_category
@@ -61,11 +63,13 @@ def test_gloo_stages_what_a_collective_moves():
     assert not {"gloo staging", "gathered parameters", "communication buffers"} & {*alone}
 
 
+@pytest.mark.slow
 def test_what_is_kept_after_forward_is_gathered_to_the_end():
     timeline = memfit.predict(sharded_job(reshards=False), ranks=4).timeline
     assert max(timeline.by_category["gathered parameters"]) == PARAMETER_BYTES
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_timeline_add_up():
     timeline = memfit.predict(sharded_job(), ranks=4).timeline
     totals = [sum(parts) for parts in zip(*timeline.by_category.values(), strict=True)]
@@ -74,6 +78,7 @@ def test_the_parts_of_a_timeline_add_up():
     assert timeline.by_category["communication buffers"][-1] == 0
 
 
+@pytest.mark.slow
 def test_uneven_shards_leave_the_last_rank_less():
     def model():
         layer = nn.Linear(16, 17, bias=False)
@@ -86,12 +91,14 @@ def test_uneven_shards_leave_the_last_rank_less():
     assert memfit.predict(job, ranks=4, rank=3).by_category["optimizer state"] < 2 * found[1]
 
 
+@pytest.mark.slow
 def test_gradients_are_clipped_over_all_shards():
     job = replace(sharded_job(), clip_grad_norm=1.0)
     clipped = memfit.predict(job, ranks=4).peak_allocated_bytes
     assert clipped == pytest.approx(memfit.predict(sharded_job(), ranks=4).peak_allocated_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "a100-40gb"])
 def test_data_parallel_ranks_hold_everything_and_buckets(device):
     found = memfit.predict(data_parallel_job(), device, ranks=4).by_category
@@ -103,12 +110,14 @@ def test_data_parallel_ranks_hold_everything_and_buckets(device):
     assert found.get("communication buffers", 0) == 0
 
 
+@pytest.mark.slow
 def test_any_step_is_recorded_as_a_rank_too():
     step = memfit.predict_step(sharded_step(ADAMW), ranks=4, rank=3)
     assert (step.ranks, step.rank) == (4, 3)
     assert step.by_category["gathered parameters"] == BLOCK_BYTES
 
 
+@pytest.mark.slow
 def test_a_placement_says_all_of_it():
     placement = memfit.Placement(device="a100-40gb", num_ranks=4, rank=2, devices_per_node=2)
     found = memfit.predict(sharded_job(), placement=placement)
@@ -116,6 +125,7 @@ def test_a_placement_says_all_of_it():
     assert memfit.Prediction.from_json(found.to_json()).rank == 2
 
 
+@pytest.mark.slow
 def test_a_rank_finds_its_card_by_its_number_on_the_machine():
     def model():
         number = int(os.environ["LOCAL_RANK"])
@@ -131,6 +141,7 @@ def test_a_rank_finds_its_card_by_its_number_on_the_machine():
     assert memfit.predict(job, placement=one).peak_allocated_bytes == found.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_nccl_is_added_with_its_bounds_on_a_card_alone():
     mesh = partial(init_device_mesh, "cuda", (2, 2), mesh_dim_names=("replicated", "sharded"))
 
@@ -153,6 +164,7 @@ def test_nccl_is_added_with_its_bounds_on_a_card_alone():
     assert not nccl(memfit.predict(data_parallel_job(), "a100-40gb", ranks=1))
 
 
+@pytest.mark.slow
 def test_where_gloo_frees_late_a_rank_takes_more():
     found = memfit.predict(sharded_job(), ranks=4)
     interval = found.intervals["allocated"]

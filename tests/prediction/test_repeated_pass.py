@@ -93,6 +93,7 @@ def assert_same_under(job: Job, plain: Recording, device: str, *plans: Plan) -> 
         assert_same(whole, copied)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 def test_plans_that_copy_and_plans_that_do_not(device, copies):
     job = planned_jobs.transformer(**TINY)
@@ -113,6 +114,7 @@ def test_plans_that_copy_and_plans_that_do_not(device, copies):
     assert len(copies) == (5 if device == "cpu" else 4)
 
 
+@pytest.mark.slow
 def test_a_few_pieces_of_many_count_as_often(copies):
     job = planned_jobs.transformer(**TINY)
     plain = record(job)
@@ -150,6 +152,7 @@ def _looking(num_times: int) -> Callable[[nn.Module, torch.Tensor], torch.Tensor
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_times", "num_copies"), [(1, 1), (300, 0)])
 def test_what_is_made_up_is_counted_in_each_step(num_times, num_copies, copies):
     """Asked a thousand times in a row, the answer turns, which is in the second step here."""

@@ -66,6 +66,7 @@ def torchs_figures(*, reshards: bool) -> dict[str, int]:
     return {str(name).rpartition(".")[2]: num_bytes for name, num_bytes in found.items()}
 
 
+@pytest.mark.slow
 @KEEPS
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_a_rank_takes_what_torchs_own_tracker_says(num_ranks, reshards):
@@ -84,6 +85,7 @@ def test_a_rank_takes_what_torchs_own_tracker_says(num_ranks, reshards):
         assert found["communication buffers"] == exchanged
 
 
+@pytest.mark.slow
 @KEEPS
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_the_peak_of_a_rank_is_the_measured_one(num_ranks, reshards):
@@ -100,6 +102,7 @@ def tensor_parallel() -> nn.Module:
     return parallelize_module(model, all_ranks(), {"0": ColwiseParallel(), "1": RowwiseParallel()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [lambda: sharded_model(all_ranks()), tensor_parallel])
 def test_a_job_of_a_rank_is_predicted_and_measured_alike(model):
     with ranks(4):
@@ -131,6 +134,7 @@ def tensor_split(num_rows: int) -> nn.Module:
     return parallelize_module(layer, all_ranks(), ColwiseParallel(use_local_output=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["before", "inside"])
 def test_a_rank_on_a_gpu_takes_what_it_takes_on_the_cpu_and_workspaces(opened):
     setup = sharded_step(ADAMW, "cuda")
@@ -153,6 +157,7 @@ def test_a_rank_on_a_gpu_takes_what_it_takes_on_the_cpu_and_workspaces(opened):
         assert on_card.by_category[category] == pytest.approx(expected, abs=8192)
 
 
+@pytest.mark.slow
 def test_a_living_sharded_model_is_refused_and_left_as_it_was():
     with ranks(1):
         model = sharded_model(all_ranks())

@@ -112,6 +112,7 @@ def test_pickling_asks_nothing_and_keeps_what_was_asked() -> None:
 # --- What is recorded ---
 
 
+@pytest.mark.slow
 def test_shared_recordings_predict_what_each_card_alone_would() -> None:
     shared = SharedRecordings(AllocatorSettings())
     for name in CARDS:
@@ -162,6 +163,7 @@ def test_code_that_asks_the_card_is_recorded_again_where_the_answer_differs(
     assert len(set(found)) == num_made
 
 
+@pytest.mark.slow
 def test_a_processor_and_a_card_never_share() -> None:
     shared = SharedRecordings(AllocatorSettings())
     for name in ("cpu", "t4", "cpu"):

@@ -121,6 +121,7 @@ def predicted_around(job: memfit.Job, plan: memfit.Plan | None = None) -> Predic
     return predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_where_all_rows_differ_the_peak_is_the_one_that_is_measured(name):
     measured = memfit.measure(JOBS[name])
@@ -130,6 +131,7 @@ def test_where_all_rows_differ_the_peak_is_the_one_that_is_measured(name):
     )
 
 
+@pytest.mark.slow
 def test_in_pieces_the_peak_is_the_one_that_is_measured_where_all_rows_differ():
     measured = memfit.measure(job_of(table), IN_PIECES)
 
@@ -138,6 +140,7 @@ def test_in_pieces_the_peak_is_the_one_that_is_measured_where_all_rows_differ():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [
@@ -158,6 +161,7 @@ def test_where_rows_are_alike_the_peak_lies_in_the_interval(job):
     assert answer.decides_sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [different, mixed, alike])
 @pytest.mark.parametrize("optimizer", [SGD, SPARSE_ADAM], ids=["SGD", "SparseAdam"])
 def test_in_pieces_the_gradient_grows_by_the_rows_of_each(optimizer, batch):
@@ -166,6 +170,7 @@ def test_in_pieces_the_gradient_grows_by_the_rows_of_each(optimizer, batch):
     assert predicted.numerics == "exact"
 
 
+@pytest.mark.slow
 def test_steps_of_any_code_are_a_guess_by_the_most_rows():
     def setup():
         model = table()
@@ -220,6 +225,7 @@ def test_only_what_could_be_run_is_to_be_measured():
     assert "memfit measure" not in str(of_decay.value)
 
 
+@pytest.mark.slow
 def test_a_plan_is_verified_with_dense_copies_of_the_gradients():
     found = memfit.verify(job_of(table, ADAGRAD), IN_PIECES)
 

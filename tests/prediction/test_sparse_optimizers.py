@@ -159,11 +159,13 @@ def check_equal(job: memfit.Job) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_an_optimizer_of_ones_own_does_takes_what_is_measured(change):
     check_equal(job_of(own(change)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [set_rows, multiply_what_was_added_up])
 def test_rows_that_are_alike_leave_the_peak_in_the_interval(change):
     job = job_of(own(change), alike)
@@ -175,6 +177,7 @@ def test_rows_that_are_alike_leave_the_peak_in_the_interval(change):
     assert interval.low_bytes <= measured.peak_allocated_bytes <= interval.high_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "dtype"),
     [(SGD, torch.int64), (SPARSE_ADAM, torch.int64), (ADAGRAD, torch.int32)],
@@ -184,11 +187,13 @@ def test_indices_that_lie_apart_are_copied_with_their_rows(optimizer, dtype):
     check_equal(job_of(optimizer, partial(column, dtype=dtype), width=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "size"), [(1, 1), (3, 8), (1, 300), (33, 300)])
 def test_rows_of_any_width_and_number_take_what_is_measured(width, size):
     check_equal(job_of(SPARSE_ADAM, width=width, size=size))
 
 
+@pytest.mark.slow
 def test_ascent_takes_rows_of_the_other_sign():
     check_equal(job_of(partial(SPARSE_ADAM, maximize=True)))
 

@@ -42,6 +42,7 @@ def moved_bytes(recording: Recording) -> int:
     return sum(recording.spill.out_bytes.values()) + sum(recording.spill.in_bytes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "a100-40gb"])
 def test_a_step_that_moves_nothing_waits_for_nothing(name):
     assert recorded(load_device(name))[1] == 0
@@ -54,6 +55,7 @@ def test_the_disk_is_waited_for_whole():
     assert seconds == recording.spill.file_bytes / DISK_BYTES_PER_SECOND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [(), (MicroBatching(micro_batch_size=16),)], ids=len)
 def test_a_slow_link_is_waited_for_and_a_fast_one_is_not(others):
     offload = ActivationOffload(min_tensor_bytes=1)
@@ -63,6 +65,7 @@ def test_a_slow_link_is_waited_for_and_a_fast_one_is_not(others):
     assert recorded(card(FAST), *others, offload)[1] == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_copies_as_long_as_a_forward_are_hidden_by_it():
     """The seconds of a block's own operators decide, in its forward and twice in its backward."""
     offload = ActivationOffload(min_tensor_bytes=1)
@@ -84,6 +87,7 @@ def test_copies_as_long_as_a_forward_are_hidden_by_it():
     assert waited_seconds(recording, card(hiding / 8), times) > 0
 
 
+@pytest.mark.slow
 def test_the_predicted_step_takes_its_computing_and_its_waiting():
     offload = ActivationOffload(min_tensor_bytes=1)
     device = card(SLOW)

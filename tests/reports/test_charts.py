@@ -140,6 +140,7 @@ def test_of_too_many_lives_those_at_the_peak_are_kept_before_larger_ones(monkeyp
     assert chart["lives"]["bytes"] == [2 * MIB, 1 * MIB]
 
 
+@pytest.mark.slow
 def test_a_page_of_a_step_of_two_thousand_modules_stays_below_three_megabytes() -> None:
     lives = [
         life(event, event + 3000, 1000 + event, module=f"layers.{event % 2000}.attention.output")
@@ -172,6 +173,7 @@ frame.onload = () => {{
 </script></body>"""
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_moment_that_is_chosen_says_who_holds_its_bytes(tmp_path) -> None:
     timeline = Timeline(
@@ -197,6 +199,7 @@ def test_the_moment_that_is_chosen_says_who_holds_its_bytes(tmp_path) -> None:
     assert visible(EVIL).splitlines()[0][:20] in then
 
 
+@pytest.mark.slow
 def test_modules_that_are_alike_are_one_row_of_the_page() -> None:
     by_module = {f"blocks.{number}.{name}": MIB for number in range(400) for name in ("up", "down")}
     page = prediction_html(replace(PLANNED, by_module=by_module), (), job="job.py:job")
@@ -205,6 +208,7 @@ def test_modules_that_are_alike_are_one_row_of_the_page() -> None:
     assert "blocks.399.up" not in page.partition("<script")[0]
 
 
+@pytest.mark.slow
 def test_commands_in_advice_are_set_as_code() -> None:
     advice = Advice(topic=Topic.SAVED_ACTIVATIONS, num_bytes=MIB, part_fraction=0.6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from tests.reports.step_samples import TRAINING
 from tests.zoo.processes import imports_after
 from tests.zoo.run_records import CLIMBED, DRIFT, ENDING, FACTS, LEAK, OUT_OF_MEMORY, STEP
@@ -16,6 +17,7 @@ from memfit.reports.run_plots import marked_steps
 from memfit.reports.training import write_training
 
 
+@pytest.mark.slow
 def test_a_journal_of_very_many_events_gives_a_page_of_the_usual_size(tmp_path):
     writer = JournalWriter(tmp_path)
     writer.begin(FACTS)
@@ -44,6 +46,7 @@ def test_a_journal_of_very_many_events_gives_a_page_of_the_usual_size(tmp_path):
     assert "<summary>25 more</summary>" in page
 
 
+@pytest.mark.slow
 def test_a_report_leaves_torch_alone(tmp_path):
     writer = JournalWriter(tmp_path)
     writer.begin(FACTS)

@@ -67,7 +67,7 @@ Measured step on cpu, batch size 256
                    measured  predicted     error
   peak allocated   1.56 GiB   1.50 GiB   -4.00 %
   peak reserved           -   3.50 GiB         -
-  process          5.00 GiB   4.00 GiB  -20.00 %
+  process          5.00 GiB          -         -
   first step peak  1.56 GiB   1.50 GiB   -4.00 %
   step time          1.25 s        1 s  -20.00 %
 
@@ -264,6 +264,7 @@ def test_the_peak_is_not_written_across_the_line_of_the_budget(plots: ModuleType
     assert label.get_position()[1] > peak_bytes * 1.05 / GIB
 
 
+@pytest.mark.slow
 def test_a_picture_in_a_page_follows_its_colours_and_keeps_ids_apart(plots: ModuleType) -> None:
     figure = plots.timeline_figure(PLANNED.timeline, MEASURED.timeline, title="A step")
     svg = plots.svg_text(figure, prefix="first")
@@ -285,6 +286,7 @@ def test_metrics_draw_the_loss_and_the_validation_metric(plots: ModuleType) -> N
     assert metrics_figure([]).axes == []
 
 
+@pytest.mark.slow
 def test_a_picture_is_a_png(plots: ModuleType) -> None:
     content = plots.png_bytes(plots.timeline_figure(PLANNED.timeline, None, title=""))
     assert content.startswith(b"\x89PNG\r\n\x1a\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,7 @@ def test_what_is_empty_has_no_group() -> None:
 NAMES = st.lists(st.sampled_from(["a", "b", "0", "1", "2"]), min_size=0, max_size=4).map(".".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.dictionaries(NAMES, st.integers(min_value=0, max_value=3), max_size=20))
 def test_bytes_add_up_at_every_level(parts: dict[str, int]) -> None:

@@ -127,6 +127,7 @@ def parsed(page: str) -> OpenTags:
 # --- The page as text ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_the_page_shows_what_matters(name, folder):
     text = body_text(page_of(name, folder / name))
@@ -134,6 +135,7 @@ def test_the_page_shows_what_matters(name, folder):
         assert words in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_the_page_is_well_formed_and_asks_nothing_of_the_network(name, folder):
     page = page_of(name, folder / name)
@@ -207,6 +209,7 @@ def test_names_from_outside_are_shown_as_they_are(tmp_path):
     assert "<code>a&lt;b</code> &amp; more" in page
 
 
+@pytest.mark.slow
 def test_of_very_many_events_the_first_are_shown_and_the_rest_counted(tmp_path):
     report = read_report(run_samples.recovered(tmp_path))
     first = report.out_of_memory[0]
@@ -224,6 +227,7 @@ def training_page(folder: Path, **changes) -> str:
     return run_html(read_report(folder))
 
 
+@pytest.mark.slow
 def test_the_chosen_plan_is_marked_once(folder):
     page = page_of("trained", folder / "trained")
     assert page.count('class="chosen"') == 1
@@ -241,6 +245,7 @@ def test_a_training_is_written_and_read_back(tmp_path):
     assert tuple(found.considered) == TRAINING.considered
 
 
+@pytest.mark.slow
 def test_many_modules_of_one_kind_are_one_row(tmp_path):
     layers = {f"h.{number}.fc": 3 * MIB for number in range(400)}
     plain = replace(PLAIN, by_module={**layers, "head": MIB})
@@ -254,12 +259,14 @@ def test_many_modules_of_one_kind_are_one_row(tmp_path):
     assert re.findall(r">(head|\(\d+ others\))<", section) == ["head"]
 
 
+@pytest.mark.slow
 def test_a_title_may_end_its_line_behind_what_joins_its_parts_alone(tmp_path):
     write_run(tmp_path, replace(FACTS, title="a/very_long.py:<job>&"), make_steps(3), ())
     page = run_html(read_report(tmp_path))
     assert "<h1>a/<wbr>very_<wbr>long.<wbr>py:<wbr>&lt;job&gt;&amp;</h1>" in page
 
 
+@pytest.mark.slow
 def test_a_run_above_its_budget_is_not_called_fitting(tmp_path):
     page = training_page(tmp_path, run_peak_bytes=3 * GIB)
     text = body_text(page)
@@ -268,6 +275,7 @@ def test_a_run_above_its_budget_is_not_called_fitting(tmp_path):
     assert "stayed within" not in text
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_has_a_page(tmp_path):
     step = replace(PLAIN, timeline=None)
     bare = {"plain": step, "planned": step, "measured": None, "considered": (), "results": {}}
@@ -276,12 +284,14 @@ def test_a_training_that_goes_on_has_a_page(tmp_path):
     assert "Plans considered" not in text
 
 
+@pytest.mark.slow
 def test_the_page_names_the_peak_that_training_itself_has_measured(tmp_path):
     assert "1.21 GiB" in training_page(tmp_path, run_peak_bytes=1234 * MIB)
     by_process = replace(TRAINING, planned=replace(PLANNED, budget_of="process"), run_peak_bytes=1)
     assert by_process.found_bytes == MEASURED.process_bytes
 
 
+@pytest.mark.slow
 def test_pictures_of_results_are_part_of_the_page(tmp_path):
     (tmp_path / "samples.png").write_bytes(PNG)
     page = training_page(tmp_path, pictures=("samples.png", "gone.png"))
@@ -291,6 +301,7 @@ def test_pictures_of_results_are_part_of_the_page(tmp_path):
 # --- Odd journals ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "steps",
     [
@@ -320,6 +331,7 @@ def test_a_page_and_its_pictures_come_of_any_journal(tmp_path, steps, events):
     assert ("No step of this run measured its memory." in page.read_text()) == (not measured)
 
 
+@pytest.mark.slow
 def test_a_very_long_run_is_thinned_and_keeps_its_highest_step(tmp_path):
     steps = make_steps(
         200_000,
@@ -381,6 +393,7 @@ def test_an_event_after_the_last_step_is_in_the_picture(tmp_path):
     assert figure.axes[0].get_xlim()[1] > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 7])
 def test_the_axis_of_a_single_step_or_epoch_names_it_once(tmp_path, number):
     steps = [StepRecord(step=number, time_seconds=1, step_seconds=1, peak_allocated_bytes=GIB)]
@@ -396,6 +409,7 @@ def test_the_axis_of_a_single_step_or_epoch_names_it_once(tmp_path, number):
         assert [tick.label1.get_text() for tick in ticks] == [str(number)]
 
 
+@pytest.mark.slow
 def test_ranks_and_timelines_are_drawn_where_there_are_any(folder):
     alone = read_report(SAMPLES["over-budget"](folder / "alone"))
     assert ranks_figure(alone) is None
@@ -411,6 +425,7 @@ def test_ranks_and_timelines_are_drawn_where_there_are_any(folder):
 # --- The command ---
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_and_the_pictures(tmp_path, capsys):
     run_samples.recovered(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
@@ -471,6 +486,7 @@ def framed(page: str, width: int, folder: Path) -> tuple[str, int, int]:
     return html.unescape(elements), int(found[1]), int(found[2])
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("name", sorted(SAMPLES))
 def test_a_browser_shows_the_page_without_a_complaint(name, folder, tmp_path):
@@ -484,6 +500,7 @@ def test_a_browser_shows_the_page_without_a_complaint(name, folder, tmp_path):
         assert words in body_text(elements)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_browser_would_complain_of_a_request(folder, tmp_path):
     path = tmp_path / "report.html"
@@ -492,6 +509,7 @@ def test_the_browser_would_complain_of_a_request(folder, tmp_path):
     assert "CONSOLE" in opened(path)[1]
 
 
+@pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("name", ["leaked", "recovered", "trained", "two-ranks"])
 def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_path):
@@ -504,6 +522,7 @@ def test_on_a_narrow_screen_the_page_does_not_scroll_sideways(name, folder, tmp_
     assert int(still) == 0
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_page_that_is_too_wide_would_be_found(folder, tmp_path):
     page = page_of("leaked", folder / "leaked")
@@ -512,6 +531,7 @@ def test_a_page_that_is_too_wide_would_be_found(folder, tmp_path):
     assert content > width
 
 
+@pytest.mark.slow
 def test_the_page_knows_dark_screens(folder):
     page = page_of("leaked", folder / "leaked")
     assert "prefers-color-scheme: dark" in page

@@ -374,6 +374,7 @@ def with_plan(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_under_a_plan_leaves_torch_alone(tmp_path):
     code = (
         "import pathlib, memfit.reports.run_page, memfit.reports.run_text\n"

@@ -152,6 +152,7 @@ def tokens(size: int):
 LAYERS = ActivationCheckpointing(blocks=("bert.encoder.layer.0-3",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan", [plan_of(LAYERS, FUSED), plan_of(LAYERS, EightBitOptimizer())], ids=str
 )

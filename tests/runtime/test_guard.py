@@ -45,6 +45,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
     job = build_job(batch_norm=name != "updated in backward")
@@ -65,6 +66,7 @@ def test_wherever_a_step_fails_training_ends_as_if_it_had_not(name):
     assert num_repeated >= 1 or name == "fused", "some update was cut, if it has parts"
 
 
+@pytest.mark.slow
 def test_buffers_that_are_too_large_to_copy_come_back_with_the_file(monkeypatch):
     monkeypatch.setattr(step_entry, "_MOST_COPIED_BYTES", 0)
     job, plan = build_job(), ladder_of()
@@ -96,6 +98,7 @@ def test_when_more_was_done_than_is_kept_a_cut_update_is_said(monkeypatch, name,
             run.step(third)
 
 
+@pytest.mark.slow
 def test_several_failures_in_a_row_are_undone_as_well():
     job, plan = build_job(), ladder_of()
     _, wanted, operators = trained(job, plan)
@@ -143,6 +146,7 @@ def test_a_run_whose_step_could_not_be_undone_takes_no_more_steps(monkeypatch, e
     run.close()
 
 
+@pytest.mark.slow
 def test_gradients_that_could_not_be_dropped_are_not_added_to():
     job, plan = build_job(), ladder_of()
     _, wanted, operators = trained(job, plan)
@@ -154,6 +158,7 @@ def test_gradients_that_could_not_be_dropped_are_not_added_to():
     run.close()
 
 
+@pytest.mark.slow
 def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
     job = without_dropout()
     _, wanted, operators = trained(job, Plan())
@@ -164,6 +169,7 @@ def test_a_step_goes_on_in_smaller_micro_batches_where_there_is_no_ladder():
     same(found, wanted, tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_batch_normalisation_goes_on_with_the_statistics_of_the_whole_batch():
     job = build_job()
     _, _, operators = trained(job, Plan())
@@ -205,6 +211,7 @@ def test_other_errors_pass_through():
         assert run.events == ()
 
 
+@pytest.mark.slow
 def test_when_nothing_is_smaller_the_state_is_that_of_before_the_step():
     job = build_job(batch_norm=False)
     with memfit.start(job, SMALLEST, guard=True) as run:
@@ -224,6 +231,7 @@ def test_when_nothing_is_smaller_the_state_is_that_of_before_the_step():
         assert after["num_steps"] == 1
 
 
+@pytest.mark.slow
 def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
     job, plan = build_job(), ladder_of()
     batches = batches_of(job)
@@ -244,6 +252,7 @@ def test_a_state_that_was_loaded_is_what_a_cut_update_goes_back_to():
     first.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2, None])
 def test_where_nothing_is_smaller_logged_steps_have_been_repeated(most):
     job = build_job(batch_norm=False)
@@ -309,6 +318,7 @@ def test_an_enforced_budget_counts_live_tensors_alone():
         assert budget.live_bytes == 400 + view.nbytes
 
 
+@pytest.mark.slow
 def test_training_fits_an_enforced_budget_by_going_down_the_ladder():
     job = replace(build_job(batch_norm=False), batch_size=64)
     batches = [job.batch(64) for _ in range(NUM_STEPS)]

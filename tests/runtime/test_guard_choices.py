@@ -44,6 +44,7 @@ pytestmark = pytest.mark.usefixtures("small_heap", "unhurried_log")
 # --- Climbing back, and keeping the plan ---
 
 
+@pytest.mark.slow
 def test_after_enough_good_steps_the_plan_above_is_tried_again() -> None:
     job = build_job(batch_norm=False)
     with memfit.start(job, Plan(), guard=GuardSettings(climb_after_steps=3)) as run:
@@ -59,6 +60,7 @@ def test_after_enough_good_steps_the_plan_above_is_tried_again() -> None:
     assert labels == large + small * 3 + large + small * 6 + large * 5
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_the_same_whether_or_not_the_plan_climbs() -> None:
     job, plan = build_job(), ladder_of()
     _, wanted, operators = trained(job, plan, settings=GuardSettings(climb_after_steps=0))
@@ -69,6 +71,7 @@ def test_what_is_trained_is_the_same_whether_or_not_the_plan_climbs() -> None:
     same(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_the_plan_that_was_found() -> None:
     job = build_job(batch_norm=False)
     first = memfit.start(job, Plan())
@@ -88,6 +91,7 @@ def test_a_checkpoint_keeps_the_plan_that_was_found() -> None:
 # --- The largest batch first ---
 
 
+@pytest.mark.slow
 def test_a_rehearsal_finds_a_plan_and_changes_nothing_else() -> None:
     job = replace(build_job(batch_norm=False), batch_size=64)
     with memfit.start(job) as run:
@@ -153,6 +157,7 @@ def test_what_cannot_be_read_by_index_is_looked_at_batch_by_batch() -> None:
 # --- Evaluation ---
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_does_not_fit_is_done_in_pieces() -> None:
     job = replace(build_job(), batch_size=64)
     with memfit.start(job) as run:
@@ -190,6 +195,7 @@ def test_an_evaluation_that_is_done_over_draws_what_it_would_have_drawn() -> Non
     assert len(set(drawn)) == len(drawn) - 1 == 2
 
 
+@pytest.mark.slow
 def test_a_loss_that_couples_samples_is_not_evaluated_in_pieces() -> None:
     def contrastive(model: nn.Module, batch: Any) -> torch.Tensor:
         outputs = model(batch[0])
@@ -232,6 +238,7 @@ def doubling_job() -> memfit.Job:
     return build_job(batch_norm=False, loss=loss)
 
 
+@pytest.mark.slow
 def test_a_batch_that_its_step_has_changed_is_put_back_on_the_cpu() -> None:
     job = doubling_job()
     _, wanted, operators = trained(job, ladder_of())
@@ -267,6 +274,7 @@ def test_beside_a_card_nothing_is_gone_back_to_after_a_changed_batch(monkeypatch
             run.step(job.batch(BATCH_SIZE))
 
 
+@pytest.mark.slow
 def test_parameters_that_others_change_without_notice_are_not_lost_in_silence() -> None:
     job = build_job(batch_norm=False)
     with memfit.start(job, ladder_of()) as run:
@@ -281,6 +289,7 @@ def test_parameters_that_others_change_without_notice_are_not_lost_in_silence() 
             run.step(batch)
 
 
+@pytest.mark.slow
 def test_parameters_that_others_change_between_steps_are_not_lost() -> None:
     """A cut update goes back to the file; what other code did since must be in it."""
     job, plan = build_job(batch_norm=False), ladder_of()
@@ -331,6 +340,7 @@ def filled_anew(job: memfit.Job, fails: bool) -> dict[str, torch.Tensor]:
     return everything(run)
 
 
+@pytest.mark.slow
 def test_batches_that_are_filled_anew_are_repeated_as_they_were() -> None:
     job = build_job()
     same(filled_anew(job, fails=True), filled_anew(job, fails=False))
@@ -342,6 +352,7 @@ def test_beside_a_card_batches_are_not_copied_and_a_change_is_noticed(monkeypatc
         filled_anew(build_job(), fails=True)
 
 
+@pytest.mark.slow
 def test_what_the_log_keeps_takes_no_memory_of_the_budget() -> None:
     """Batches of earlier steps lie on the disk; a budget that one step fits fits many."""
     job = replace(build_job(batch_norm=False), batch_size=512)
@@ -403,6 +414,7 @@ def test_a_lost_context_ends_the_run_with_a_checkpoint_to_go_on_from(tmp_path: P
         same(resumed.optimizer.state_dict()["state"][number], state)
 
 
+@pytest.mark.slow
 def test_a_script_that_loses_its_context_ends_with_a_code_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

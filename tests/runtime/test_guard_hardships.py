@@ -97,6 +97,7 @@ def test_a_full_disk_ends_the_keeping_of_plan_and_timeline_and_not_the_training(
     assert run.num_steps == 2
 
 
+@pytest.mark.slow
 def test_a_strategy_that_runs_out_of_memory_as_it_is_applied_leaves_the_plan_before(
     monkeypatch: Any,
 ) -> None:

@@ -44,6 +44,7 @@ SOME = (
 FINE = ("equal", "said", "ended-true-reason")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_a_loop_ends_as_if_nothing_had_been_or_with_the_true_reason(name: str) -> None:
     scenario = SCENARIOS[name]
@@ -91,6 +92,7 @@ def test_one_slow_write_of_a_batch_does_not_end_the_log(monkeypatch: Any) -> Non
         assert not slow
 
 
+@pytest.mark.slow
 def test_the_scale_of_gradients_goes_on_under_a_smaller_plan() -> None:
     job = build_job(batch_norm=False)
     ends = []

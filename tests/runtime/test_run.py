@@ -106,6 +106,7 @@ def test_a_clipped_step_is_no_longer_than_its_bound():
     assert sum(squares) ** 0.5 == pytest.approx(0.001, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [None, total_loss], ids=["mean", "total"])
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 5])
 def test_partial_last_batches_are_exact_under_micro_batches(loss, micro_batch_size):
@@ -123,6 +124,7 @@ def test_partial_last_batches_are_exact_under_micro_batches(loss, micro_batch_si
     assert largest_difference(run.model, model) < 1e-9
 
 
+@pytest.mark.slow
 def test_partial_last_batches_are_exact_under_replay():
     torch.manual_seed(1)
     template = nn.Sequential(
@@ -140,6 +142,7 @@ def test_partial_last_batches_are_exact_under_replay():
         assert torch.allclose(found, expected, rtol=1e-10), name
 
 
+@pytest.mark.slow
 def test_a_step_tells_its_loss_samples_time_and_peaks():
     job = build_job()
     plan = memfit.plan(job, budget="1MiB")
@@ -155,6 +158,7 @@ def test_a_step_tells_its_loss_samples_time_and_peaks():
     assert run.num_steps == 1
 
 
+@pytest.mark.slow
 def test_the_measured_peak_of_a_steady_step_is_the_predicted_one():
     job = build_job()
     run = memfit.start(job)
@@ -171,6 +175,7 @@ def test_gradients_are_gone_after_a_step():
     assert [parameter.grad for parameter in run.model.parameters()] == [None] * 8
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_leaves_no_gradients_for_the_next_one():
     """Running out of memory in the second micro-batch must not count the first one twice."""
     job = build_job(rate=0.0)
@@ -193,6 +198,7 @@ def test_a_step_that_fails_leaves_no_gradients_for_the_next_one():
     assert run.num_steps == 1
 
 
+@pytest.mark.slow
 def test_phases_are_told_in_order():
     job = build_job()
     told: list[Phase] = []
@@ -213,6 +219,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_training_goes_on_from_a_kept_state_bit_for_bit(name, tmp_path):
     job = build_job()
@@ -255,6 +262,7 @@ def test_a_scalar_of_an_optimizer_keeps_its_type_in_a_checkpoint():
     assert found[0]["mu_product"].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_the_state_holds_no_trace_of_the_plan_in_the_names_of_weights():
     job = build_job()
     plain, _ = steps_of_run(job, [])
@@ -262,6 +270,7 @@ def test_the_state_holds_no_trace_of_the_plan_in_the_names_of_weights():
     assert plain.state_dict()["model"].keys() == planned.state_dict()["model"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "loaded", "flags"),
     [
@@ -324,7 +333,7 @@ def test_a_plan_with_strategies_that_conflict_is_refused():
 
 @pytest.mark.parametrize(
     ("strategies", "num_calls"),
-    [((), 8), ((MicroBatching(micro_batch_size=5),), 11)],
+    [((), 8), pytest.param((MicroBatching(micro_batch_size=5),), 11, marks=pytest.mark.slow)],
     ids=["plain", "micro-batching"],
 )
 def test_few_calls_lie_between_a_step_and_the_jobs_loss(strategies, num_calls):

@@ -13,6 +13,8 @@ import memfit
 from memfit import Plan
 from memfit.errors import MemfitError
 
+pytestmark = pytest.mark.slow
+
 _ITEM = torch.ops.aten._local_scalar_dense.default
 """Adam asks for its count of steps when it has changed some of what it changes."""
 
@@ -106,6 +108,5 @@ def test_a_second_fault_while_states_are_read_back_is_undone(wanted):
     _try(wanted, copies[:12])
 
 
-@pytest.mark.slow
 def test_a_second_fault_anywhere_is_undone_or_named(wanted):
     _try(wanted, [*range(1, len(_names_of_operators()) + 1)])

@@ -240,6 +240,7 @@ class _Held:
         self.group = group
 
 
+@pytest.mark.slow
 def test_groups_are_followed_by_others_wherever_they_are_held() -> None:
     old, new = _Held(None), _Held(None)
     held, listed = _Held(old), [old, 1]

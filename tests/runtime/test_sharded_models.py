@@ -8,8 +8,9 @@ import pytest
 from tests.runtime import sharded_ranks
 from torch.multiprocessing import spawn
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("num_ranks", [2, 4])
 def test_shards_end_as_whole_batches_do(tmp_path: Path, num_ranks: int) -> None:
     """With clipping, pieces, batches of other sizes on other ranks, and a Total."""
@@ -23,7 +24,6 @@ def test_shards_end_as_whole_batches_do(tmp_path: Path, num_ranks: int) -> None:
     assert max(found.values()) <= 1e-12, found
 
 
-@pytest.mark.slow
 def test_a_plan_is_attached_to_a_sharded_model(tmp_path: Path) -> None:
     """With clipping and batches of other sizes on other ranks, in a loop of the user's own."""
     spawn(sharded_ranks.attaches, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
@@ -32,7 +32,6 @@ def test_a_plan_is_attached_to_a_sharded_model(tmp_path: Path) -> None:
     assert max(found) <= 1e-12
 
 
-@pytest.mark.slow
 def test_replicas_with_states_on_disk_end_as_whole_batches_do(tmp_path: Path) -> None:
     """With clipping, pieces, a falling rate, uneven batches and a Total."""
     spawn(
@@ -45,7 +44,6 @@ def test_replicas_with_states_on_disk_end_as_whole_batches_do(tmp_path: Path) ->
     assert max(found.values()) <= 1e-12, found
 
 
-@pytest.mark.slow
 def test_what_would_wait_for_ever_or_count_twice_is_refused_on_every_rank(tmp_path: Path) -> None:
     spawn(sharded_ranks.is_refused, args=(2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)
     for rank in range(2):

@@ -13,6 +13,8 @@ from memfit.strategies.fp16 import Fp16
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.pure_bf16 import PureBf16
 
+pytestmark = pytest.mark.slow
+
 _ATEN = torch.ops.aten
 IN_FORWARD = (_ATEN.tanh.default, 1)
 LAST_OF_UPDATE = {

@@ -43,6 +43,7 @@ def are_same(one, other) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.slow
 def test_a_refuted_plan_is_not_started_predicted_or_measured():
     job = opaque_job(lambda x: x - x.mean(0))
     for begin in (memfit.start, memfit.measure):
@@ -52,6 +53,7 @@ def test_a_refuted_plan_is_not_started_predicted_or_measured():
         memfit.predict(job, plan=HALVED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guard", [True, False])
 def test_what_could_not_be_followed_is_tried_before_the_first_step(guard):
     told = []
@@ -73,6 +75,7 @@ def test_what_could_not_be_followed_is_tried_before_the_first_step(guard):
     assert "gradients are those of micro-batching(2)" in event_sentence(event)
 
 
+@pytest.mark.slow
 def test_a_step_after_a_trial_is_the_step_that_it_would_have_been():
     job = opaque_job(kept_apart)
     torch.manual_seed(0)
@@ -102,6 +105,7 @@ def test_gradients_that_depend_on_the_pieces_stop_a_run_before_its_first_update(
     assert "micro-batching(4)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_pieces_of_one_sample_are_held_against_pieces_of_two():
     job = opaque_job(mixed)
     with (
@@ -111,6 +115,7 @@ def test_pieces_of_one_sample_are_held_against_pieces_of_two():
         run.step(job.batch(8))
 
 
+@pytest.mark.slow
 def test_dropout_does_not_disturb_a_trial():
     job = opaque_job(kept_apart)
     dropping = replace(
@@ -123,6 +128,7 @@ def test_dropout_does_not_disturb_a_trial():
         run.step(job.batch(8))
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_tried_when_it_was_made_starts_without_a_warning():
     job = opaque_job(kept_apart)
     tried = replace(HALVED, proof=Evidence.TRIAL)
@@ -131,6 +137,7 @@ def test_a_plan_that_was_tried_when_it_was_made_starts_without_a_warning():
         run.step(job.batch(8))
 
 
+@pytest.mark.slow
 def test_a_guard_goes_on_with_no_halving_that_is_not_known_to_keep_the_results():
     def loss(model, batch):
         hidden = nn.functional.linear(batch[0], model[0].weight, model[0].bias)
@@ -145,6 +152,7 @@ def test_a_guard_goes_on_with_no_halving_that_is_not_known_to_keep_the_results()
         run.step(job.batch(8))
 
 
+@pytest.mark.slow
 def test_a_guard_cuts_representations_where_the_loss_is_not_known_to_keep_samples_apart():
     job = opaque_job(kept_apart)
     with memfit.start(job) as run, OutOfMemoryAt(name="addmm", most=1):
@@ -152,6 +160,7 @@ def test_a_guard_cuts_representations_where_the_loss_is_not_known_to_keep_sample
         assert run.plan.labels() == ("cached-gradients(4)",)
 
 
+@pytest.mark.slow
 def test_a_guard_halves_what_is_proved():
     job = opaque_job(torch.sin)
     with memfit.start(job) as run, OutOfMemoryAt(name="addmm", most=1):
@@ -162,6 +171,7 @@ def test_a_guard_halves_what_is_proved():
 # --- Batches and what their proofs take for granted ---
 
 
+@pytest.mark.slow
 def test_a_label_that_is_left_out_stops_a_run_before_anything_is_computed():
     job = labelled_job(ignored=0)
     assert memfit.predict(job, plan=HALVED).numerics == "exact"
@@ -183,6 +193,7 @@ def test_without_pieces_a_label_may_be_left_out():
         run.step(job.batch(8))
 
 
+@pytest.mark.slow
 def test_a_batch_of_another_size_is_looked_into_once(monkeypatch):
     sizes = []
     recorded = separation.record_step
@@ -205,6 +216,7 @@ def test_a_batch_of_another_size_is_looked_into_once(monkeypatch):
         assert not sizes, "what is not cut needs no proof"
 
 
+@pytest.mark.slow
 def test_a_batch_whose_size_changes_the_step_is_refused():
     def loss(model, batch):
         outputs = model(batch[0])

@@ -105,6 +105,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops_of_many_kinds_get_to_their_evaluation_and_checkpoint(script, loop):
     found = recorded(script(LOOPS[loop] + SAVE))
@@ -113,6 +114,7 @@ def test_loops_of_many_kinds_get_to_their_evaluation_and_checkpoint(script, loop
     assert len(found.recording.marks) == 3
 
 
+@pytest.mark.slow
 def test_what_is_saved_while_loading_is_no_checkpoint(script):
     found = recorded(script("torch.save(torch.ones(9), 'data.pt')\n" + LOOPS["no loader"]))
     assert found.missing == ["checkpoint"]
@@ -124,6 +126,7 @@ def test_an_epoch_that_was_cut_short_is_told_with_its_length(script):
     assert note.startswith("Evaluation and checkpoint came after 3 steps: the epoch, of 12 batches")
 
 
+@pytest.mark.slow
 def test_what_a_script_has_dropped_is_gone_and_a_later_training_is_a_phase(script):
     path = script(COPIED)
     found, real = dict(predicted(recorded(path))), dict(measured(path))

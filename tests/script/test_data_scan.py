@@ -9,7 +9,7 @@ import pytest
 from tests.script.running import measured, recorded
 
 from memfit.devices.catalogue import load_device
-from memfit.reports.data_text import data_lines
+from memfit.reports.script_text import data_lines
 from memfit.script.prediction import ScriptPrediction, predict_recorded_script
 
 MODEL = """
@@ -73,6 +73,7 @@ LOOP = """
 """
 
 
+@pytest.mark.slow
 def test_the_largest_batch_of_the_epoch_takes_what_it_takes_for_real(script):
     path = script(LOOP)
     data = _predicted(path).data
@@ -90,6 +91,7 @@ def test_the_largest_batch_of_the_epoch_takes_what_it_takes_for_real(script):
     assert data.fitted_fraction == 1.0
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_epoch_are_replayed_on_a_card(script):
     found = _predicted(script(LOOP), "t4")
     plain, expandable = (found.data.sequence[name] for name in ("default", "expandable_segments"))
@@ -104,6 +106,7 @@ def test_the_steps_of_an_epoch_are_replayed_on_a_card(script):
     assert found.to_json()["data"]["largest"]["position"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [
@@ -153,6 +156,7 @@ def test_loops_of_many_kinds_get_the_largest_batch(script, loop):
     assert 500_000 < data.largest.steady_peak_bytes < data.largest.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_handed_as_often_as_a_step_reads_them(script):
     loop = """
     scaled = [optimizer.step, optimizer.zero_grad]
@@ -168,6 +172,7 @@ def test_accumulated_batches_are_handed_as_often_as_a_step_reads_them(script):
     assert data.largest.is_confirmed
 
 
+@pytest.mark.slow
 def test_equal_shapes_are_said_and_nothing_is_replayed(script):
     loop = """
     LENGTHS[:] = [20] * 40
@@ -179,6 +184,7 @@ def test_equal_shapes_are_said_and_nothing_is_replayed(script):
     assert "every batch has the same shape" in data_lines(data)[-1]
 
 
+@pytest.mark.slow
 def test_a_script_without_a_loader_is_told_so(script):
     loop = """
     for number in range(9):
@@ -189,6 +195,7 @@ def test_a_script_without_a_loader_is_told_so(script):
     assert "no DataLoader" in found.data.reason
 
 
+@pytest.mark.slow
 def test_a_stream_without_end_is_read_for_the_given_time(script):
     loop = """
     class Endless(Stream):
@@ -219,5 +226,6 @@ def test_a_loop_that_ends_early_leaves_batches_unrecorded_and_says_so(script):
     assert "the loop ended before" in data_lines(data)[-1]
 
 
+@pytest.mark.slow
 def test_without_the_question_nothing_is_scanned(script):
     assert recorded(script(LOOP)).data is None

@@ -74,6 +74,7 @@ for step in range(8):
 """
 
 
+@pytest.mark.slow
 def test_batches_taken_by_next_and_filled_up_to_one_length_become_a_job(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

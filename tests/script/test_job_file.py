@@ -127,6 +127,7 @@ def written(tmp_path_factory):
     return folder, job_from_script(script, ["--width", "96"], folder / "job_train_me.py")
 
 
+@pytest.mark.slow
 def test_a_job_makes_the_same_update_as_its_script(written, monkeypatch):
     folder, answer = written
     monkeypatch.chdir(folder)
@@ -150,6 +151,7 @@ def test_a_job_makes_the_same_update_as_its_script(written, monkeypatch):
             torch.testing.assert_close(value, first["after"][name])
 
 
+@pytest.mark.slow
 def test_a_job_file_plans_and_trains_as_it_is(written, monkeypatch):
     monkeypatch.chdir(written[0])
     job = load_job("job_train_me.py")
@@ -163,6 +165,7 @@ def test_a_job_file_plans_and_trains_as_it_is(written, monkeypatch):
     assert "make_scheduler(run.optimizer)" in text
 
 
+@pytest.mark.slow
 def test_parts_of_an_update_become_one_batch(tmp_path):
     script = script_at(tmp_path, FLAT)
     answer = job_from_script(script, [], tmp_path / "job_flat.py")
@@ -173,6 +176,7 @@ def test_parts_of_an_update_become_one_batch(tmp_path):
     assert job.loss(model, batch).item() == pytest.approx(direct.item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_parts_of_other_weights_than_samples_are_refused(tmp_path):
     uneven = FLAT.replace(
         "loss = (out - y).square().mean()",

@@ -11,6 +11,8 @@ from tests.script.running import measured, predicted, recorded
 from memfit.errors import RecordingError
 from memfit.trace.events import Category
 
+pytestmark = pytest.mark.slow
+
 FINE_TUNE = """
     import sys
     import torch

@@ -35,6 +35,7 @@ def _try(act: str, allows: str = "[]") -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "kind", "what"),
     [
@@ -56,6 +57,7 @@ def test_programs_and_connections_are_refused_and_listed(act, kind, what):
     assert refused == str([(kind, what)])
 
 
+@pytest.mark.slow
 def test_what_is_allowed_passes():
     assert _try("import os; os.system('true')", allows="['subprocess']") == ["passed", "[]"]
 

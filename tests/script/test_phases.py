@@ -51,6 +51,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 def test_an_epoch_of_lightning_ends_with_its_validation_and_its_checkpoint(script, device):
@@ -63,6 +64,7 @@ def test_an_epoch_of_lightning_ends_with_its_validation_and_its_checkpoint(scrip
     assert {"evaluation", "checkpoint"} <= set(phases[last_step:])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_validation_of_lightning_has_the_bytes_that_the_allocator_reports(script):
     pytest.importorskip("lightning")
@@ -71,6 +73,7 @@ def test_the_validation_of_lightning_has_the_bytes_that_the_allocator_reports(sc
     assert found["evaluation"] == pytest.approx(real["evaluation"], rel=0.003)
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_worker_sends_lies_in_the_process_that_trains(script):
     # One worker sends its batches in their order; of several, some may come before their turn.
     source = """
@@ -137,6 +140,7 @@ for (x,) in DataLoader(data, batch_size=64, pin_memory=sys.argv[1] == "pinned"):
 """
 
 
+@pytest.mark.slow
 def test_a_batch_and_its_pinned_copy_are_on_the_host_at_once(tmp_path):
     script = tmp_path / "pins.py"
     script.write_text(PINS)

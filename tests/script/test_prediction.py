@@ -72,6 +72,7 @@ def test_an_evaluation_before_the_steps_counts_what_they_leave(found):
     assert phases["evaluation"] - seen == pytest.approx(states_and_gradients, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_worst_phase_is_judged(found):
     _, answer = found(budget=MemoryBudget(num_bytes=4 * MIB))
     assert answer.prediction.fits is True
@@ -79,6 +80,7 @@ def test_the_worst_phase_is_judged(found):
     assert answer.prediction.fits is False
 
 
+@pytest.mark.slow
 def test_a_card_has_reserved_and_process_bytes_for_each_phase(found):
     _, answer = found("t4")
 

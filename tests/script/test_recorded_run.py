@@ -67,6 +67,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 def test_every_phase_has_the_bytes_that_the_allocator_reports(script, tmp_path):
     path = script(LOOP)
     found = predicted(recorded(path))
@@ -81,6 +82,7 @@ def test_every_phase_has_the_bytes_that_the_allocator_reports(script, tmp_path):
             assert prediction == pytest.approx(reading, rel=0.002), phase
 
 
+@pytest.mark.slow
 def test_what_follows_the_steps_is_reached_though_the_data_is_cut_short(script):
     found = recorded(script(LOOP))
     assert found.missing == []
@@ -89,6 +91,7 @@ def test_what_follows_the_steps_is_reached_though_the_data_is_cut_short(script):
     assert [each.path for each in found.diverted] == [str(Path("last.pt").resolve())]
 
 
+@pytest.mark.slow
 def test_a_card_that_is_not_there_trains_the_same_script(script):
     found = recorded(script(LOOP), device="t4")
     assert found.recording.card.title.startswith("NVIDIA T4")
@@ -97,6 +100,7 @@ def test_a_card_that_is_not_there_trains_the_same_script(script):
     assert max(host) >= 50 * 256 * 4  # the embedding passes the host on its way to the file
 
 
+@pytest.mark.slow
 def test_answers_are_listed_with_their_lines_and_nan_checks_hear_no(script):
     found = recorded(script(LOOP))
     answers = {answer.source_line.rpartition(":")[0]: answer for answer in found.answers}
@@ -141,6 +145,7 @@ def test_what_was_saved_is_loaded_again_with_the_values_of_data(script):
     assert len(recorded(script(source)).recording.marks) == 3
 
 
+@pytest.mark.slow
 def test_an_expert_that_gets_half_the_tokens_and_one_that_gets_all(script):
     source = """
         import torch
@@ -170,6 +175,7 @@ def test_an_expert_that_gets_half_the_tokens_and_one_that_gets_all(script):
     assert 1024 * 64 * 4 in sizes[1]
 
 
+@pytest.mark.slow
 def test_memory_of_numpy_is_not_the_allocators_and_what_is_copied_from_it_is(script):
     source = """
         import numpy as np
@@ -188,6 +194,7 @@ def test_memory_of_numpy_is_not_the_allocators_and_what_is_copied_from_it_is(scr
     assert found["steady step"] == pytest.approx(real["steady step"], rel=0.001)
 
 
+@pytest.mark.slow
 def test_packed_sequences_take_the_bytes_that_the_allocator_reports(script):
     source = """
         import torch
@@ -212,6 +219,7 @@ def test_packed_sequences_take_the_bytes_that_the_allocator_reports(script):
     assert found["steady step"] == pytest.approx(real["steady step"], rel=0.001)
 
 
+@pytest.mark.slow
 def test_a_step_function_that_looks_at_values_is_recorded_by_its_name(script):
     source = """
         import torch

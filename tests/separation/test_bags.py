@@ -82,6 +82,7 @@ OTHERS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", OWN)
 def test_rows_that_stay_with_their_samples_are_proved(what):
     found = found_in(OWN[what])

@@ -52,6 +52,7 @@ def test_the_line_where_an_operator_writes_is_told(name: str) -> None:
         assert any(comment in line for line in lines), (comment, lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
 def test_asking_changes_nothing(name: str) -> None:
     made = SAMPLES[name].build()

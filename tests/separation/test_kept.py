@@ -82,6 +82,7 @@ def reads_it_first(model, batch):
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [noted, noted_and_used, part_of_the_loss])
 @pytest.mark.parametrize("last", [None, torch.zeros(6)])
 def test_what_is_kept_and_never_read_keeps_a_step_separable(loss, last):
@@ -90,6 +91,7 @@ def test_what_is_kept_and_never_read_keeps_a_step_separable(loss, last):
     assert found.overwritten == ("model.last",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "last"),
     [
@@ -106,6 +108,7 @@ def test_what_a_later_step_reads_is_not_proved(loss, last):
     assert not found_in(kept_job(loss, last)).is_proved
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_left_in_attributes():
     plan = memfit.plan(kept_job(noted), budget="1GiB", require=["micro-batching"])
     assert plan.reasons[0].endswith(
@@ -143,6 +146,7 @@ def pairs_against_pairs(model, batch):
     return torch.logsumexp(hidden[0::2] @ hidden[1::2].T, 1).mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [distances, neighbours_on_top])
 def test_pairs_of_neighbours_stay_together_in_pieces_of_even_size_alone(loss):
     job = kept_job(loss)

@@ -90,6 +90,7 @@ ALIKE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALIKE)
 def test_loops_that_do_the_same_for_each_sample_are_proved(name):
     found = found_in(job_with(ALIKE[name]))
@@ -316,6 +317,7 @@ COUPLED |= {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUPLED)
 def test_loops_in_which_samples_meet_or_differ_are_never_proved(name):
     found = found_in(job_with(COUPLED[name]))
@@ -323,6 +325,7 @@ def test_loops_in_which_samples_meet_or_differ_are_never_proved(name):
     assert found.sentence.endswith(".")
 
 
+@pytest.mark.slow
 def test_a_loop_that_could_not_be_followed_is_not_known_and_named():
     found = found_in(job_with(weighted_by_place))
     assert found.outcome is Outcome.NOT_KNOWN
@@ -350,12 +353,14 @@ def test_a_loop_of_a_fixed_length_behind_a_branch_stays_refuted():
     assert found_in(job_with(loss)).is_refuted
 
 
+@pytest.mark.slow
 def test_a_sum_over_a_loop_is_no_mean():
     found = found_in(job_with(sum_of_all))
     assert found.is_refuted
     assert "sum over samples" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_buffer_that_adds_up_samples_in_a_loop_is_not_proved():
     def with_memory():
         model = nn.Linear(6, 6)
@@ -370,6 +375,7 @@ def test_a_buffer_that_adds_up_samples_in_a_loop_is_not_proved():
     assert not found_in(job_with(loss, model=with_memory)).is_proved
 
 
+@pytest.mark.slow
 def test_a_count_that_a_loop_leaves_incomplete_is_not_proved():
     def loss(model, batch):
         count = torch.zeros(())

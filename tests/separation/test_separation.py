@@ -176,6 +176,7 @@ COUNTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", MEANS.values(), ids=MEANS)
 def test_means_over_samples_are_proved(job):
     assert found_in(job).outcome is Outcome.PROVED
@@ -189,11 +190,60 @@ def test_coupled_losses_are_not_proved_and_but_for_one_refuted(name):
     assert found.sentence.endswith(".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", NORMALISED.values(), ids=NORMALISED)
 def test_batch_normalisation_keeps_samples_apart_only_with_given_statistics(job):
     separation = separation_of(job)
     assert separation.of(4).is_refuted
     assert separation.of(4, given_statistics=True).is_proved
+
+
+def test_statistics_of_what_has_no_samples_are_not_merged_from_pieces():
+    """Its rows would count once per piece, and the running variance be corrected for too many."""
+
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(7, 6))
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            return x @ self.norm(self.rows).T
+
+    job = job_with(lambda model, batch: model(batch[0]).square().mean(), model=Weighted)
+    found = separation_of(job).of(4, given_statistics=True)
+    assert found.is_refuted
+    assert "every piece would count again" in found.sentence
+
+
+class Doubled(nn.BatchNorm1d):
+    """Normalises, and does more in the same forward."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def fourth_powers(model, batch):
+    return model(batch[0]).pow(4).mean()
+
+
+def normalised_by_hand(model, batch):
+    return F.batch_norm(model(batch[0]), None, None, training=True).pow(4).mean()
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        job_with(fourth_powers, model=lambda: nn.Sequential(Normalised(), Doubled(6))),
+        job_with(normalised_by_hand, model=Normalised),
+    ],
+    ids=["a subclass's forward", "a function"],
+)
+def test_only_torchs_own_layers_are_given_their_statistics(job):
+    """Nothing stands in for others: pieces would normalise by themselves, or lose what is done."""
+    given = separation_of(job_with(fourth_powers, model=Normalised))
+    assert given.of(4, given_statistics=True).is_proved
+    assert separation_of(job).of(4, given_statistics=True).is_refuted
 
 
 @pytest.mark.parametrize("job", COUNTED.values(), ids=COUNTED)
@@ -203,6 +253,7 @@ def test_means_over_unequal_counts_are_named(job):
     assert "Total" in found.sentence
 
 
+@pytest.mark.slow
 def test_a_mean_over_tokens_holds_while_none_is_left_out():
     found = found_in(job_with(mean_over_tokens, padded_tokens, builders.TiedLanguageModel))
     assert found.is_proved
@@ -221,6 +272,7 @@ def test_refusals_name_operator_and_line():
     assert "topk at separation/test_separation.py:" in found.sentence
 
 
+@pytest.mark.slow
 def test_the_contents_of_a_batch_do_not_matter():
     def batch(size):
         return {name: torch.zeros(size, 9, dtype=torch.long) for name in ("ids", "targets")}
@@ -228,6 +280,7 @@ def test_the_contents_of_a_batch_do_not_matter():
     assert found_in(job_with(mean_over_tokens, batch, builders.TiedLanguageModel)).is_proved
 
 
+@pytest.mark.slow
 def test_a_batch_function_that_looks_at_values_is_run_on_its_own_tensors():
     widths = torch.tensor([6, 6])
 
@@ -246,6 +299,7 @@ def test_a_loss_that_cannot_be_recorded_is_not_known():
     assert "cannot be recorded" in found.sentence
 
 
+@pytest.mark.slow
 def test_random_states_models_and_settings_are_left_alone():
     torch.manual_seed(3)
     random.seed(3)
@@ -271,6 +325,7 @@ def test_a_few_samples_that_refute_every_size_are_looked_at_once(monkeypatch):
     assert sorted(sizes) == [2, 64]
 
 
+@pytest.mark.slow
 def test_a_model_copied_from_a_template_with_buffers_is_followed():
     template = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     job = mean_square_job(lambda: copy.deepcopy(template), 4, batch_size=8)

@@ -30,6 +30,7 @@ def narrow():
     return nn.Sequential(nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "model"),
     [(one_output, narrow), (two_heads, heads), (column_as_row, narrow)],

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from tests.separation.linear_jobs import job_with, separation_of
 
 import memfit
+from memfit.errors import StrategyError
+from memfit.separation.representations import rows_are_apart
+from memfit.session.batches import find_layout
 
 _LIBRARY = torch.library.Library("memfit_tests", "DEF")
 
@@ -56,11 +62,13 @@ def test_a_proof_names_the_operators_that_were_only_tried():
     assert found_in(torch.tanh).tried == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MIXING)
 def test_operators_that_mix_samples_now_and_then_are_found_out(what):
     assert not found_in(MIXING[what]).is_proved
 
 
+@pytest.mark.slow
 def test_a_plan_says_which_operators_were_only_tried():
     job = job_of(APART)
     found = memfit.plan(job, budget="1GiB", require=["micro-batching"])
@@ -68,3 +76,32 @@ def test_a_plan_says_which_operators_were_only_tried():
         "proved from the recorded step (but for apart, of which it is not proved, only tried on "
         "examples, that samples stay apart)."
     )
+
+
+_GENERATORS = {"Python's": random.Random(7).random, "numpy's": np.random.default_rng(7).random}
+
+
+@pytest.mark.parametrize("whose", _GENERATORS)
+def test_a_batch_whose_pieces_took_one_way_by_chance_shows_nothing(whose):
+    chance = _GENERATORS[whose]
+
+    def loss(model, batch):
+        share = chance()  # so that every piece is likely to go the same way
+        outputs = model(batch[0])
+        return (outputs if share < 0.999 else 2 * outputs).square().mean()
+
+    with pytest.raises(StrategyError, match=r"could not be proved.*random draws that cannot be"):
+        memfit.plan(job_with(loss, batch_size=24), budget="1GiB", require=["micro-batching"])
+
+
+@pytest.mark.parametrize("whose", _GENERATORS)
+def test_rows_of_a_layer_that_draws_outside_torch_are_not_proved_apart(whose):
+    class Skipped(torch.nn.Linear):
+        def forward(self, x):
+            return x + super().forward(x) if _GENERATORS[whose]() < 0.999 else x
+
+    loss = lambda model, batch: model(batch[0]).square().mean()  # noqa: E731
+    job = job_with(loss, model=lambda: torch.nn.Sequential(Skipped(6, 6), torch.nn.Linear(6, 6)))
+    layout = find_layout(job)
+    assert not rows_are_apart(job, layout, "0").is_proved
+    assert rows_are_apart(job, layout, "1").is_proved

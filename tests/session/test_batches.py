@@ -122,6 +122,7 @@ def test_pieces_keep_the_structure_and_take_no_memory():
         )
 
 
+@pytest.mark.slow
 @given(
     num_samples=st.integers(1, 30),
     micro_batch_size=st.integers(1, 35),

@@ -15,6 +15,7 @@ NAMES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(NAMES, st.lists(st.integers(0, 14), unique=True, max_size=8))
 def test_what_is_shortened_is_read_as_the_same_modules(names, numbers):
     names = list(dict.fromkeys([*names, *(f"encoder.layers.{n}.mlp" for n in sorted(numbers))]))

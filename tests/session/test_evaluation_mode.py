@@ -69,6 +69,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return lambda name: f"{path}:{name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["predict", "plan", "measure"])
 @pytest.mark.parametrize(
     ("job", "modules"),
@@ -85,6 +86,7 @@ def test_the_mode_at_the_time_of_the_step_is_in_the_json(ask, script, command, j
     assert any(note.startswith(SAID) for note in found["notes"]) == bool(modules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["predict"], ["plan"], ["measure"], ["predict", "--device", "t4", "--device", "l4"]]
 )
@@ -95,6 +97,7 @@ def test_it_is_one_line_on_the_terminal(script, capsys, words):
     assert "call .train() first if that is not meant" in shown
 
 
+@pytest.mark.slow
 def test_a_function_that_builds_a_step_is_looked_at_as_well(ask, script):
     found = ask("predict", script("build"), "--device", "t4")
     assert found["modules_in_evaluation"] == ["Sequential"]

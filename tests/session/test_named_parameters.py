@@ -98,6 +98,7 @@ def test_groups_by_name_train_as_the_same_groups_by_shape(function, plan):
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_they_are_predicted_measured_and_verified_alike(plan):
     named = replace(JOB, optimizer=by_name_handed_on)
@@ -109,6 +110,7 @@ def test_they_are_predicted_measured_and_verified_alike(plan):
     assert measured[0] == measured[1]
 
 
+@pytest.mark.slow
 def test_a_card_of_the_catalogue_and_a_plan_get_the_names_too():
     named = replace(JOB, optimizer=by_name)
     assert memfit.predict(named, "t4").by_category == memfit.predict(JOB, "t4").by_category
@@ -124,6 +126,7 @@ def test_names_stay_with_the_groups(plan):
     assert names == [["0.weight", "2.weight"], ["0.bias", "1.weight", "1.bias", "2.bias"]]
 
 
+@pytest.mark.slow
 def test_a_living_optimizer_over_named_parameters_is_left_as_it_was():
     living = model()
     job = replace(JOB, model=lambda: living, optimizer=by_name)

@@ -82,6 +82,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 # --- As a user asks ---
 
 
+@pytest.mark.slow
 def test_a_loss_under_autocast_is_said_and_no_second_one_is_offered(ask, script):
     words = ("--allow", "bf16", "--allow", "fp16", "--budget", "1GiB")
     found = ask("plan", script("job"), *words)
@@ -93,6 +94,7 @@ def test_a_loss_under_autocast_is_said_and_no_second_one_is_offered(ask, script)
     assert not any("autocast" in note for note in ask("predict", script("plain"))["notes"])
 
 
+@pytest.mark.slow
 def test_without_one_both_are_offered(ask, script):
     found = ask("plan", script("plain"), "--budget", "1GiB")
     assert {"bf16", "fp16"} <= {each["allow"] for each in found["approximations"]}
@@ -103,6 +105,7 @@ def test_what_requires_one_all_the_same_is_told_why_not(refuse, script):
     assert "runs under an autocast of its own, in bfloat16" in line
 
 
+@pytest.mark.slow
 def test_float16_without_a_scaler_is_named_with_what_scales(ask, script):
     (note,) = on_precision(ask("predict", script("half"))["notes"])
     assert "in float16" in note
@@ -120,6 +123,7 @@ def test_a_loss_that_scales_itself_is_refused_with_the_strategy_that_scales(
     assert "`memfit plan --allow fp16`" in line
 
 
+@pytest.mark.slow
 def test_a_step_that_scales_is_named_as_the_strategy_that_does(ask, script):
     (note,) = ask("predict", script("build"), "--device", "t4")["notes"]
     assert "runs under autocast in float16" in note
@@ -127,12 +131,14 @@ def test_a_step_that_scales_is_named_as_the_strategy_that_does(ask, script):
     assert "the strategy fp16" in note
 
 
+@pytest.mark.slow
 def test_a_scaler_that_is_off_without_a_card_is_said_before_it_is_refused_on_one(ask, script):
     (note,) = ask("predict", script("idle"))["notes"]
     assert "calls a GradScaler" in note
     assert "script.py:34) that is switched off here" in note
 
 
+@pytest.mark.slow
 def test_a_verification_compares_under_the_autocast_and_says_so(script, capsys, tmp_path):
     plan = tmp_path / "plan.yaml"
     Plan(strategies=(MicroBatching(micro_batch_size=5),)).save(plan)
@@ -176,6 +182,7 @@ def on_precision(notes):
     return [note for note in notes if "oneDNN" not in note]
 
 
+@pytest.mark.slow
 def test_a_decorated_forward_is_seen_and_what_is_switched_off_is_not():
     plain = replace(JOB, loss=lambda model, batch: model(batch).square().mean())
     decorated = replace(plain, model=lambda: Decorated(*model()))
@@ -185,6 +192,7 @@ def test_a_decorated_forward_is_seen_and_what_is_switched_off_is_not():
         assert not on_precision(memfit.predict(plain, plan=Plan(strategies=(strategy,))).notes)
 
 
+@pytest.mark.slow
 def test_autocast_for_another_device_is_not_in_force_and_not_said():
     assert not memfit.predict(JOB, "t4").notes
     on_card = replace(JOB, loss=cuda_loss)
@@ -210,6 +218,7 @@ def test_a_run_refuses_a_loss_that_scales_itself_at_its_first_step():
 # --- Verified under it ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [MicroBatching(micro_batch_size=5), ActivationCheckpointing(blocks=("0",))]
 )

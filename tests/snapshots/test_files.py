@@ -88,6 +88,7 @@ def test_what_is_no_snapshot_is_refused_with_its_reason(name, tmp_path: Path) ->
     assert len(str(caught.value)) < 700
 
 
+@pytest.mark.slow
 def test_a_file_that_unpacks_without_end_is_refused_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pickle.gz"
     path.write_bytes(gzip.compress(b"\x80\x04" + b"\0" * (64 * MIB), 9))

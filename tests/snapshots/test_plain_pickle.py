@@ -27,6 +27,7 @@ PLAIN = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(PLAIN, st.sampled_from([3, 4, 5]))
 def test_plain_data_are_read_as_python_reads_them(value, protocol) -> None:
@@ -168,6 +169,7 @@ def test_what_follows_the_end_is_ignored() -> None:
     assert loads_plain(pickle.dumps([1]) + b"\0\0") == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="memory is limited through the system")
 def test_memory_stays_within_thirty_times_the_file() -> None:
     """The densest pickles of each kind, in a process that may not take more."""

@@ -217,6 +217,7 @@ def test_what_rests_on_a_forgotten_beginning_is_called_a_guess() -> None:
     assert [each.is_guess for each in cut.outcomes] == [False] + [True] * 6
 
 
+@pytest.mark.slow
 def test_a_long_history_takes_seconds() -> None:
     """A hundred thousand entries take less than a minute, so fourteen thousand less than eight."""
     content = varying_lengths(fill=0.62, num_requests=4000).snapshot()

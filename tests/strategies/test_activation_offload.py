@@ -94,6 +94,7 @@ def assert_same(found, expected) -> None:
 # --- on a GPU: the order of copies ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_way_of_file", [False, True], ids=["host", "disk"])
 @pytest.mark.parametrize(
     "others",
@@ -480,6 +481,7 @@ def recorded_spill(job: Job, *strategies, monkeypatch) -> tuple[Spill, int]:
     return sessions[-1].spill, prediction.peak_allocated_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["host", "disk"])
 def test_on_a_virtual_card_two_blocks_are_there_at_a_time(to, monkeypatch):
     job = job_of(width=256, num_blocks=8, batch_size=4096)
@@ -494,6 +496,7 @@ def test_on_a_virtual_card_two_blocks_are_there_at_a_time(to, monkeypatch):
     assert outside >= 7 * saved
 
 
+@pytest.mark.slow
 def test_on_a_virtual_card_a_checkpointed_block_sends_its_input(monkeypatch):
     job = job_of(width=256, num_blocks=8, batch_size=4096)
     hidden = 4096 * 256 * FLOAT
@@ -506,6 +509,7 @@ def test_on_a_virtual_card_a_checkpointed_block_sends_its_input(monkeypatch):
     assert kept - moved == pytest.approx(5 * hidden, abs=hidden)
 
 
+@pytest.mark.slow
 def test_buffers_on_the_host_count_as_torch_rounds_them(monkeypatch):
     job = job_of(width=256, num_blocks=3, batch_size=3000)
     spill, _ = recorded_spill(job, ActivationOffload(), monkeypatch=monkeypatch)
@@ -513,6 +517,7 @@ def test_buffers_on_the_host_count_as_torch_rounds_them(monkeypatch):
     assert spill.peak_host_bytes == 2 * (2 * 4 + 16) * MIB
 
 
+@pytest.mark.slow
 def test_autocast_goes_together_with_it(monkeypatch):
     job = job_of(width=256, num_blocks=4, batch_size=4096)
     _, plain = recorded_spill(job, Bf16(), monkeypatch=monkeypatch)
@@ -521,6 +526,7 @@ def test_autocast_goes_together_with_it(monkeypatch):
     assert sum(spill.out_bytes.values()) > 0
 
 
+@pytest.mark.slow
 def test_options_are_those_of_the_device():
     job = job_of()
     assert [s.to for s in ActivationOffload.options(record(job).facts)] == ["disk"]

@@ -132,6 +132,7 @@ def test_what_torch_refuses_is_said_with_the_way_out(gpu_session, monkeypatch):
         GROWING.apply(gpu_session[0])
 
 
+@pytest.mark.slow
 def test_recording_tells_torch_nothing(regression_job, monkeypatch):
     def refuse(*_):
         raise AssertionError("the allocator was touched")

@@ -47,6 +47,7 @@ def weights_after(job: Job, *strategies: object, num_steps: int = 2) -> dict[str
     return {name: each.detach().clone() for name, each in run.model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "dtype"), SHORT)
 def test_a_kept_module_gives_float32_and_the_others_do_not(kind, dtype):
     job = residual()
@@ -58,6 +59,7 @@ def test_a_kept_module_gives_float32_and_the_others_do_not(kind, dtype):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_is_what_autocast_switched_off_by_hand_is():
     class ByHand(nn.Sequential):
         def forward(self, x):
@@ -78,11 +80,13 @@ def test_it_is_what_autocast_switched_off_by_hand_is():
     assert any(not torch.equal(ours[name], each) for name, each in without.items())
 
 
+@pytest.mark.slow
 def test_a_model_that_is_kept_whole_is_the_plain_one_to_the_bit():
     ours = weights_after(residual(), Bf16(keep=("0-3",)))
     assert all(torch.equal(ours[name], each) for name, each in weights_after(residual()).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", [("1",), ("0-3",), ("1.up", "1.down")])
 def test_what_is_recomputed_is_recomputed_in_the_same_type(blocks):
     job, keep = residual(width=32), Bf16(keep=("1",))
@@ -91,6 +95,7 @@ def test_what_is_recomputed_is_recomputed_in_the_same_type(blocks):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_kept_module_inside_a_recomputed_block_stays_in_float32():
     job = residual(width=32)
     keep = Bf16(keep=("1.down", "3.norm"))
@@ -98,6 +103,7 @@ def test_a_kept_module_inside_a_recomputed_block_stays_in_float32():
     assert all(torch.equal(ours[n], each) for n, each in weights_after(job, keep).items())
 
 
+@pytest.mark.slow
 def test_micro_batches_and_ragged_tokens_go_with_it():
     keep = Bf16(keep=("blocks.1", "embedding"))
     found = memfit.verify(
@@ -108,6 +114,7 @@ def test_micro_batches_and_ragged_tokens_go_with_it():
     assert found.numerics == "approximate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategies",
     [
@@ -126,6 +133,7 @@ def test_recorded_bytes_are_the_measured_ones(strategies):
     assert predicted.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
+@pytest.mark.slow
 def test_what_is_kept_costs_the_memory_that_bf16_saves():
     plain, kept, whole = (
         memfit.predict(large_residual(), plan=Plan(strategies=each)).peak_allocated_bytes
@@ -134,6 +142,7 @@ def test_what_is_kept_costs_the_memory_that_bf16_saves():
     assert whole < kept < plain
 
 
+@pytest.mark.slow
 def test_a_virtual_card_is_recorded_with_it():
     sizes = [
         memfit.predict(large_residual(), "a100-40gb", Plan(strategies=(Bf16(keep=keep),)))

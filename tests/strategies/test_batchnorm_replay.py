@@ -70,6 +70,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_the_peak_of_a_tiny_step_is_the_one_that_is_measured(name):
     measured = memfit.measure(JOBS[name], PLAN)
@@ -77,6 +78,7 @@ def test_the_peak_of_a_tiny_step_is_the_one_that_is_measured(name):
     assert measured.predicted_peak_bytes == measured.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_every_pass_over_a_network_of_convolutions_is_recorded():
     recording = record(job_of(convolutions, (2, 6, 6)), PLAN)
 

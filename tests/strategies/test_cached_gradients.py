@@ -169,6 +169,7 @@ COUPLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4, 7, 13])
 @pytest.mark.parametrize("job", COUPLED.values(), ids=COUPLED.keys())
 def test_gradients_are_those_of_the_whole_batch(job, size):
@@ -198,6 +199,7 @@ def doubled(model):
     return lambda: model().double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["info-nce", "supervised-contrastive"])
 def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(loss):
     """The reference runs the pieces one after the other with all that backward needs."""
@@ -223,6 +225,7 @@ def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(loss):
     assert_same(cut, expected, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cached-gradients.* could not be proved")
 @pytest.mark.parametrize("source", ["numpy", "random", "generator"])
 def test_masks_from_elsewhere_are_drawn_again(source):
@@ -298,6 +301,7 @@ def test_arguments_and_results_may_be_nested_and_hold_other_things():
     assert_exact(job_of(Nested, loss, batch), plan_of(4, ""))
 
 
+@pytest.mark.slow
 def test_results_may_be_dataclasses():
     from dataclasses import dataclass
 
@@ -325,6 +329,7 @@ def test_results_may_be_dataclasses():
     assert_exact(job_of(Model, loss), plan_of(5))
 
 
+@pytest.mark.slow
 def test_an_lstm_is_cut_too():
     class Recurrent(nn.Module):
         def __init__(self) -> None:
@@ -339,6 +344,7 @@ def test_an_lstm_is_cut_too():
         assert_exact(job, plan_of(4, name))
 
 
+@pytest.mark.slow
 def test_a_batch_no_larger_than_a_piece_is_left_as_it_is():
     job, batch = COUPLED["info-nce"], two_views(14)
     assert_same(step_of(job, plan_of(64), batch), step_of(job, Plan(), batch), 0.0)
@@ -346,6 +352,7 @@ def test_a_batch_no_larger_than_a_piece_is_left_as_it_is():
         memfit.verify(job, plan_of(64))
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_the_job_s_stays_whole():
     job = COUPLED["info-nce"]
     batch = tuple(part.double() for part in two_views(31))

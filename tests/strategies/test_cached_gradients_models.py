@@ -21,7 +21,7 @@ from torch import nn
 
 import memfit
 from memfit import Job, Plan
-from memfit.errors import MemfitWarning, StrategyError
+from memfit.errors import StrategyError
 from memfit.prediction.recording import record
 
 
@@ -55,6 +55,7 @@ class Tied(nn.Module):
         return self.body(self.embedding(ids).mean(1))
 
 
+@pytest.mark.slow
 def test_a_weight_may_be_used_by_the_encoder_and_by_the_loss():
     def loss(model, ids):
         z = model(ids)
@@ -64,6 +65,7 @@ def test_a_weight_may_be_used_by_the_encoder_and_by_the_loss():
     assert_exact(job_of(Tied, loss, lambda n: torch.randint(0, 20, (n, 3))), plan_of(4))
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_only_referred_to_gets_its_gradient():
     class Borrowing(nn.Module):
         def __init__(self, lender) -> None:
@@ -87,6 +89,7 @@ def test_a_weight_that_is_only_referred_to_gets_its_gradient():
         assert_exact(job_of(Model, loss), plan_of(4, *names))
 
 
+@pytest.mark.slow
 def test_hooks_on_parameters_fire_once_with_the_whole_gradient():
     """A hook that is not linear gives something else if it sees the gradients of pieces."""
     calls = []
@@ -102,8 +105,7 @@ def test_hooks_on_parameters_fire_once_with_the_whole_gradient():
 
     job = job_of(model, contrasted, two_views)
     run = memfit.start(job, plan_of(4))
-    with pytest.warns(MemfitWarning, match="its gradients are those of"):
-        run.step(job.batch(14))
+    run.step(job.batch(14))
     calls.clear()
     run.step(job.batch(14))
     assert len(calls) == 1
@@ -114,12 +116,11 @@ def test_hooks_on_parameters_fire_once_with_the_whole_gradient():
         run.step(tuple(part for part in two_views(14)))
         return [value.clone() for value in run.model.state_dict().values()]
 
-    with pytest.warns(MemfitWarning):
-        planned_ones = gradients(plan_of(4))
-    for planned, plain in zip(planned_ones, gradients(Plan()), strict=True):
+    for planned, plain in zip(gradients(plan_of(4)), gradients(Plan()), strict=True):
         assert torch.allclose(planned, plain, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["first", "last"])
 def test_parameters_may_be_frozen(frozen):
     def model():
@@ -134,6 +135,7 @@ def test_parameters_may_be_frozen(frozen):
     assert torch.equal(before, getattr(run.model, frozen).weight)
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_between_trained_ones_passes_gradients_on():
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -148,6 +150,7 @@ def test_a_frozen_encoder_between_trained_ones_passes_gradients_on():
         assert_exact(job_of(Model, loss), plan_of(4, *names))
 
 
+@pytest.mark.slow
 def test_parameters_that_a_step_does_not_use_keep_no_gradient():
     class Model(Encoder):
         def __init__(self) -> None:
@@ -167,6 +170,7 @@ def test_parameters_that_a_step_does_not_use_keep_no_gradient():
     assert torch.equal(before, session_parameters["unused"])
 
 
+@pytest.mark.slow
 def test_the_global_norm_is_clipped_once_all_gradients_are_there():
     assert_exact(job_of(Encoder, contrasted, two_views, clip=0.01), plan_of(4))
 
@@ -187,6 +191,7 @@ class InsideModel(nn.Module):
         return whitening(z) * self.log_scale.exp()
 
 
+@pytest.mark.slow
 def test_a_model_that_gives_the_loss_is_looked_into():
     job = job_of(InsideModel, lambda model, batch: model(batch))
     assert_exact(job, plan_of(4))
@@ -200,6 +205,7 @@ class WithLoss(InsideModel):
         return {"loss": whitening(z) * self.log_scale.exp(), "z": z}
 
 
+@pytest.mark.slow
 def test_a_result_without_rows_beside_others_is_not_taken_for_one_of_each_piece():
     def loss(model, batch):
         return model(batch)["loss"]
@@ -221,6 +227,7 @@ def test_a_loss_among_results_is_seen_by_its_values_where_it_cannot_be_followed(
     assert_refused_in_step(job_of(Looking, loss), plan_of(4, ""), fragment)
 
 
+@pytest.mark.slow
 def test_a_result_without_rows_may_be_the_same_for_all_pieces():
     class WithScale(InsideModel):
         def forward(self, batch):
@@ -234,6 +241,7 @@ def test_a_result_without_rows_may_be_the_same_for_all_pieces():
         assert_exact(job_of(WithScale, loss), plan_of(4, *names))
 
 
+@pytest.mark.slow
 def test_a_momentum_encoder_without_gradients_is_left_alone():
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -260,6 +268,7 @@ class Pairs(nn.Module):
         return (z @ z.T).softmax(1) @ z
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 def test_a_module_that_mixes_rows_is_refused_by_name_and_looked_into_without(size):
     refusal = "the model mixes rows of the batch: mm at "
@@ -303,6 +312,7 @@ class _Order(Encoder):
 _MIXING = [_Mean, _Largest, _FirstRow, _Neighbour, _Count, _Order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", _MIXING)
 @pytest.mark.parametrize("size", [1, 4, 6])
 def test_what_one_row_takes_from_others_is_seen(model, size):
@@ -322,6 +332,7 @@ def test_what_cannot_be_followed_is_seen_by_its_values(model, size, names):
     assert_refused_in_step(job_of(Looking), plan_of(size, *names), fragment)
 
 
+@pytest.mark.slow
 def test_rounding_is_not_taken_for_mixing():
     class Deep(nn.Sequential):
         def __init__(self) -> None:
@@ -344,6 +355,7 @@ def test_names_that_make_no_sense_are_refused(names, fragment):
         memfit.start(job_of(Encoder), plan_of(4, *names))
 
 
+@pytest.mark.slow
 def test_batch_normalisation_is_refused_by_name_where_it_lies_inside():
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -382,6 +394,7 @@ def test_a_named_module_without_rows_is_refused():
     assert_refused_in_step(job_of(Encoder, loss), plan_of(4, "last"), "no argument of it has rows")
 
 
+@pytest.mark.slow
 def test_a_named_module_may_also_be_called_on_other_things():
     def loss(model, batch):
         return info_nce(model(batch), model(batch)) + model(torch.eye(WIDTH)[:5]).square().mean()
@@ -406,6 +419,7 @@ def test_arguments_that_are_changed_in_place_are_not_changed_twice(names):
         assert_exact(job_of(Centring, loss), plan_of(4))
 
 
+@pytest.mark.slow
 def test_hooks_on_gradients_inside_would_see_pieces():
     def model():
         made = Encoder()
@@ -430,6 +444,7 @@ def test_arguments_with_different_numbers_of_rows_are_refused():
     assert_refused_in_step(job_of(Model, loss), plan_of(4, ""), "14 and 28 rows")
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_are_those_of_the_whole_batch():
     def loss(model, batch):
         batch = batch.clone().requires_grad_()
@@ -443,6 +458,7 @@ def test_gradients_of_gradients_are_those_of_the_whole_batch():
 # --- Effects ---
 
 
+@pytest.mark.slow
 def test_spectral_norm_takes_one_power_iteration_a_step():
     def model():
         made = Encoder()
@@ -453,6 +469,7 @@ def test_spectral_norm_takes_one_power_iteration_a_step():
     assert_exact(job_of(model), plan_of(1, ""))
 
 
+@pytest.mark.slow
 def test_weight_norm_on_a_representation_itself_gets_its_gradients():
     def model():
         return nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 6))
@@ -460,6 +477,7 @@ def test_weight_norm_on_a_representation_itself_gets_its_gradients():
     assert_exact(job_of(model), plan_of(4))
 
 
+@pytest.mark.slow
 def test_a_counter_counts_calls_not_pieces():
     class Counting(Encoder):
         def __init__(self) -> None:
@@ -480,7 +498,8 @@ def test_a_counter_counts_calls_not_pieces():
     assert run.model.num_calls is kept
 
 
-def test_a_buffer_that_takes_in_rows_is_refused():
+@pytest.mark.slow
+def test_a_module_with_a_buffer_that_takes_in_rows_is_not_cut_and_those_inside_it_are():
     class Codebook(Encoder):
         def __init__(self) -> None:
             super().__init__()
@@ -491,9 +510,8 @@ def test_a_buffer_that_takes_in_rows_is_refused():
             self.mean.lerp_(z.detach().mean(0), 0.1)
             return z
 
-    assert_refused_in_step(
-        job_of(Codebook), plan_of(4), "leaves in the model.mean depends on the rows"
-    )
+    assert_exact(job_of(Codebook), plan_of(4))
+    assert_refused(job_of(Codebook), plan_of(4, ""), "the model mixes rows of the batch: lerp at")
 
 
 def test_running_statistics_are_refused_though_rows_are_normalised_apart():
@@ -527,6 +545,7 @@ def of_steps(model, batch):
     return whitening(model(batch).mean(0))
 
 
+@pytest.mark.slow
 def test_samples_in_the_second_dimension_are_proved_where_they_are_cut():
     plan = plan_of(4, "")
     job = job_of(Steps, of_steps, lambda n: torch.randn(5, n, WIDTH))
@@ -534,6 +553,7 @@ def test_samples_in_the_second_dimension_are_proved_where_they_are_cut():
     assert_exact(job, plan)
 
 
+@pytest.mark.slow
 def test_a_table_of_as_many_rows_as_the_batch_is_not_taken_for_samples_in_silence():
     table = torch.randn(14, 6)
 

@@ -107,6 +107,7 @@ def assert_same(found, expected) -> None:
         assert float((one - other).norm()) <= EXACT * max(1.0, float(other.norm()))
 
 
+@pytest.mark.slow
 @LOSSES
 def test_a_budget_that_only_it_fits_is_planned_and_trains_as_the_whole_batch_would(loss):
     job = coupled(loss, batch_size=64)
@@ -120,6 +121,7 @@ def test_a_budget_that_only_it_fits_is_planned_and_trains_as_the_whole_batch_wou
         assert_same(found, trained(run, job))
 
 
+@pytest.mark.slow
 @LOSSES
 def test_a_plan_is_verified(loss):
     found = memfit.verify(coupled(loss), plan_of(5))
@@ -131,6 +133,7 @@ def test_a_plan_is_verified(loss):
     assert exact.largest_error <= EXACT
 
 
+@pytest.mark.slow
 @LOSSES
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])
 def test_out_of_memory_in_mid_step_goes_on_with_smaller_pieces(loss, share):
@@ -169,6 +172,7 @@ def out_of_memory_in_the_third(run, share: float):
     return before_step
 
 
+@pytest.mark.slow
 @LOSSES
 def test_smaller_pieces_are_the_rungs_below_and_micro_batches_never(loss):
     for plan, sizes in ((plan_of(8), [4, 2, 1]), (Plan(), [16, 8, 4, 2, 1])):
@@ -195,6 +199,7 @@ class Scores(nn.Module):
         return ((x @ self.weight) @ x.T).logsumexp(1).mean()
 
 
+@pytest.mark.slow
 def test_a_coupled_loss_without_representations_has_no_rungs():
     job = mean_square_job(
         Scores,
@@ -210,3 +215,17 @@ def test_a_coupled_loss_without_representations_has_no_rungs():
             run.step(job.batch(BATCH_SIZE))
         assert fault.num_raised == 1
         assert torch.equal(run.model.weight, before)
+
+
+@pytest.mark.slow
+def test_draws_of_the_loss_alone_change_nothing():
+    def noisy(encode, batch):
+        reached = encode(batch[0])
+        return supervised_contrastive(lambda _: reached + 0.01 * torch.randn_like(reached), batch)
+
+    job = replace(coupled(supervised_contrastive, 0.0, 64), loss=noisy)
+    budget_bytes = int(0.2 * memfit.predict(job).peak_allocated_bytes)
+    plan = memfit.plan(job, budget=budget_bytes)
+    assert any(isinstance(each, CachedGradients) for each in plan.strategies)
+    found = memfit.verify(job, plan)
+    assert (plan.numerics, found.numerics, found.earned) == ("exact",) * 3

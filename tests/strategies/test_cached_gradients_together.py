@@ -58,6 +58,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_strategies_keep_their_promises_beside_it(name):
     other = build_strategy(name, OTHERS[name])
@@ -96,6 +97,7 @@ class MixingBackward(Looking):
 IN_BACKWARD = pytest.mark.parametrize("others", [(), ("optimizer-in-backward",)])
 
 
+@pytest.mark.slow
 @IN_BACKWARD
 def test_what_cannot_be_followed_is_tried_once(others):
     job = job_of(Looking, contrasted, two_views)
@@ -128,6 +130,7 @@ def tokens(model, batch):
     return info_nce(model(batch[0]).mean(1), model(batch[1]).mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tolerance"), [("bf16", 5e-2), ("fp16", 5e-2)])
 def test_autocast_is_the_same_inside(name, tolerance):
     plan = plan_of(4, others=(build_strategy(name, {}),))
@@ -167,6 +170,7 @@ def pooled(model, batch):
     return info_nce(first, second) + found[0].pooler_output.std(0).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_bert_encodes_queries_and_documents_in_pieces(rate):
     found = memfit.verify(job_of(lambda: bert(rate), pooled, texts, 10), plan_of(3))
@@ -174,6 +178,7 @@ def test_bert_encodes_queries_and_documents_in_pieces(rate):
     assert found.deciding_error <= EXACT
 
 
+@pytest.mark.slow
 def test_a_decoder_that_would_keep_a_cache_is_an_encoder_like_any_other():
     def loss(model, batch):
         sides = (model(**batch[side]).last_hidden_state[:, -1] for side in batch)
@@ -203,6 +208,7 @@ def of_both(model, batch):
     return whitening(model(batch[0])) + whitening(model(batch[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [contrasted, of_both])
 def test_the_predicted_peak_is_the_measured_one(loss):
     job = job_of(Wide, loss, two_views, 1024)
@@ -213,6 +219,7 @@ def test_the_predicted_peak_is_the_measured_one(loss):
     )
 
 
+@pytest.mark.slow
 def test_what_is_kept_between_forward_and_backward_is_that_of_no_piece():
     job = job_of(Wide, of_both, two_views, 1024)
     planned, plain = memfit.predict(job, plan=plan_of(32)), memfit.predict(job)
@@ -221,6 +228,7 @@ def test_what_is_kept_between_forward_and_backward_is_that_of_no_piece():
     assert 0 < saved < 0.1 * plain.by_category["saved activations"]
 
 
+@pytest.mark.slow
 def test_what_is_found_out_about_networks_of_convolutions_leaves_no_stand_ins_behind():
     """Convolution tiling follows modules with other members in them; 64 KiB are watched."""
 

@@ -60,6 +60,7 @@ def _all_nodes(node, depth: int = 40) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tiles", [2, 5, 13])
 @pytest.mark.parametrize("recompute", [0.0, 0.3, 3.0])
 @pytest.mark.parametrize("name", list(networks()))
@@ -92,6 +93,7 @@ def test_networks_that_tiling_was_not_made_for_keep_their_results(name, num_tile
     assert apart(found, grads) <= EXACT
 
 
+@pytest.mark.slow
 def test_single_precision_is_as_near_as_rounding():
     torch.manual_seed(0)
     network, x = UNet(), torch.randn(2, 3, 37, 51)

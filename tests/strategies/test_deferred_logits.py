@@ -369,6 +369,7 @@ def test_a_layer_refuses_what_it_would_have_refused():
             F.cross_entropy(layer(torch.randn(2, 5, FEATURES)), labels)
 
 
+@pytest.mark.slow
 def test_compiled_code_is_left_alone():
     layer, hidden = nn.Linear(FEATURES, CLASSES), torch.randn(ROWS, FEATURES)
     compiled = torch.compile(lambda hidden: layer(hidden) * 2, backend="eager")

@@ -75,6 +75,7 @@ def test_twenty_steps_go_where_torch_goes_up_to_the_rounding_of_states(optimizer
     assert 1e-4 < difference(job, job, plan, 20) < 0.05
 
 
+@pytest.mark.slow
 def test_the_first_step_knows_no_rounding_yet():
     for optimizer in (ADAM, ADAMW, SGD):
         job = job_with(optimizer)
@@ -88,6 +89,7 @@ def test_in_backward_the_same_updates_are_made():
     assert all(torch.equal(after["model"][name], inside["model"][name]) for name in after["model"])
 
 
+@pytest.mark.slow
 def test_large_states_take_two_bytes_and_a_little_per_value():
     run = trained(job_with(ADAMW), EIGHT_BIT, 1)
     dtypes = [run.optimizer.state[weight]["state1"].dtype for weight in run.model.parameters()]
@@ -98,6 +100,7 @@ def test_large_states_take_two_bytes_and_a_little_per_value():
     assert prediction.by_category["optimizer state"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [EIGHT_BIT, IN_BACKWARD], ids=["after", "in-backward"])
 def test_a_virtual_gpu_keeps_the_states_in_8_bits(plan):
     plain = memfit.predict(job_with(ADAMW), "a100-40gb")
@@ -106,6 +109,7 @@ def test_a_virtual_gpu_keeps_the_states_in_8_bits(plan):
     assert planned.peak_allocated_bytes < plain.peak_allocated_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["adam", "sgd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("plan", [EIGHT_BIT, IN_BACKWARD], ids=["after", "in-backward"])
@@ -274,6 +278,7 @@ def test_without_the_library_the_way_to_it_is_named(monkeypatch):
         EightBitOptimizer().apply(session_of(job_with(ADAM)))
 
 
+@pytest.mark.slow
 def test_the_library_is_first_imported_outside_recordings_and_quietly():
     """Imported under a virtual GPU, it would look for CUDA's kernels and lose those of the CPU."""
     code = """

@@ -112,6 +112,7 @@ def test_only_adapters_are_trained_and_merged_into_the_weights_at_the_end():
     assert not torch.allclose(rounded(inputs), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "h100-80gb"])
 def test_weights_take_what_packed_ones_and_adapters_take(device):
     prediction = memfit.predict(job(), device, plan(FourBitBase(rank=4)))
@@ -125,6 +126,7 @@ def test_weights_take_what_packed_ones_and_adapters_take(device):
     assert expected <= prediction.by_category["parameters"] <= expected + rounding_bytes
 
 
+@pytest.mark.slow
 def test_evaluation_between_steps_changes_nothing():
     batch = job().batch(2)
     losses = []
@@ -155,6 +157,7 @@ def test_a_loop_of_one_s_own_trains_adapters_too():
     assert type(model[0].rise) is nn.Linear
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run_is_refused():
     with memfit.start(job(), plan()) as run:
         run.step(job().batch(2))
@@ -229,6 +232,7 @@ def test_what_cannot_be_packed_is_refused(model, strategy, words):
         memfit.start(some, plan(strategy))
 
 
+@pytest.mark.slow
 def test_what_is_tied_may_be_kept():
     prediction = memfit.predict(job(tied), plan=plan(FourBitBase(rank=2, kept=("head",))))
     assert prediction.peak_allocated_bytes > 0
@@ -240,6 +244,7 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(monkeypatch
         memfit.start(job(), plan(FourBitBase()))
 
 
+@pytest.mark.slow
 def test_it_is_planned_only_where_it_is_asked_for():
     plain_peak_bytes = memfit.predict(job()).peak_allocated_bytes
     budget = f"{plain_peak_bytes * 19 // 20}B"
@@ -252,6 +257,7 @@ def test_it_is_planned_only_where_it_is_asked_for():
     assert unasked.approximations
 
 
+@pytest.mark.slow
 def test_verification_says_that_another_problem_is_trained():
     found = memfit.verify(job(), plan(), dtype=torch.float32)
     assert (found.numerics, found.earned) == ("different", "different")

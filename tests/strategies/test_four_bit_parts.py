@@ -103,6 +103,7 @@ def test_the_merged_state_is_that_of_the_plain_model_once_the_run_is_closed():
     model_of().load_state_dict(merged)
 
 
+@pytest.mark.slow
 def test_the_prediction_counts_what_stays_trained():
     with memfit.start(job(), plan()) as run:
         run.step(job().batch(job().batch_size))

@@ -93,14 +93,30 @@ def normalised_images() -> Job:
         (job_of(), (Fp16(),)),
         (job_of(clip=1e-3), (Fp16(),)),
         (job_of(), (ActivationCheckpointing(), Fp16())),
-        (job_of(), (MicroBatching(micro_batch_size=3), Fp16())),
-        (job_of(clip=1e-3), (MicroBatching(micro_batch_size=3), Fp16())),
+        pytest.param(job_of(), (MicroBatching(micro_batch_size=3), Fp16()), marks=pytest.mark.slow),
+        pytest.param(
+            job_of(clip=1e-3), (MicroBatching(micro_batch_size=3), Fp16()), marks=pytest.mark.slow
+        ),
         (job_of(loss=total_over_true_rows), (Fp16(),)),
-        (job_of(loss=total_over_true_rows), (MicroBatching(micro_batch_size=3), Fp16())),
-        (normalised_images(), (BatchNormReplay(micro_batch_size=3), Fp16())),
+        pytest.param(
+            job_of(loss=total_over_true_rows),
+            (MicroBatching(micro_batch_size=3), Fp16()),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            normalised_images(),
+            (BatchNormReplay(micro_batch_size=3), Fp16()),
+            marks=pytest.mark.slow,
+        ),
         # A plan may be written in any order.
-        (normalised_images(), (Fp16(), BatchNormReplay(micro_batch_size=3))),
-        (job_of(clip=1e-3), (Fp16(), MicroBatching(micro_batch_size=3))),
+        pytest.param(
+            normalised_images(),
+            (Fp16(), BatchNormReplay(micro_batch_size=3)),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            job_of(clip=1e-3), (Fp16(), MicroBatching(micro_batch_size=3)), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda value: "-".join(s.label() for s in value) if isinstance(value, tuple) else "",
 )
@@ -109,6 +125,7 @@ def test_a_step_changes_the_parameters_as_the_plain_one_does(job, strategies):
     assert float((planned - plain).norm() / plain.norm()) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad_row", [0, 4, 9])
 def test_an_infinity_in_any_micro_batch_skips_the_whole_step(bad_row):
     job = job_of()
@@ -125,6 +142,7 @@ def test_an_infinity_in_any_micro_batch_skips_the_whole_step(bad_row):
     assert scaler_of(run).get_scale() == FIRST_SCALE / 2
 
 
+@pytest.mark.slow
 def test_a_total_whose_scaled_sum_overflows_comes_down_to_a_scale_that_fits():
     def loss(model, batch):
         total = total_over_true_rows(model, batch)
@@ -187,6 +205,7 @@ def test_a_step_that_failed_does_not_block_the_next_one():
     assert torch.equal(values_of(run) - before, change_after_a_step(job, Fp16()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [None, "a100-40gb"])
 def test_a_step_is_recorded_as_one_that_is_taken(device):
     job = job_of(optimizer=lambda parameters: torch.optim.Adam(parameters))
@@ -198,6 +217,7 @@ def test_a_step_is_recorded_as_one_that_is_taken(device):
     assert names & {"sqrt", "_foreach_sqrt"}, "the optimizer's step is missing"
 
 
+@pytest.mark.slow
 def test_an_lstm_is_refused_on_the_cpu_alone():
     class Recurrent(nn.Module):
         def __init__(self) -> None:

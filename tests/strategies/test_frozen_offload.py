@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 import memfit
 from memfit import Plan
-from memfit.errors import MemfitWarning, StrategyError
+from memfit.errors import JobFunctionError, MemfitWarning, StrategyError
 from memfit.session.batches import find_layout
 from memfit.session.session import open_session
 from memfit.strategies import (
@@ -43,7 +43,7 @@ from memfit.strategies import (
     PureBf16,
     Strategy,
 )
-from memfit.strategies.frozen_offload.frozen_weights import frozen_facts
+from memfit.strategies.frozen_offload import frozen_facts
 from memfit.strategies.frozen_offload.visits import HostWeight
 
 ALL = FrozenOffload(to="disk", min_tensor_bytes=1)
@@ -85,6 +85,7 @@ def assert_same_training(job, strategy=ALL, between=None):
     assert is_same(trained(job, plan_of(strategy), between), trained(job, Plan(), between))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "batch", "blocks"),
     [
@@ -122,6 +123,7 @@ def test_steps_are_equal_to_the_bit(model, batch, blocks):
     assert_same_training(job, strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [
@@ -203,6 +205,7 @@ def evaluate(run):
     run.evaluate(torch.ones(8, 32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "between",
     [save_and_load, change_frozen_weights, give_other_parameters, evaluate],
@@ -238,6 +241,7 @@ def gradients(plan):
     return [x.grad, *(each.grad for each in model.parameters() if each.grad is not None)]
 
 
+@pytest.mark.slow
 def test_gradients_of_gradients_and_of_kept_graphs():
     pairs = zip(gradients(plan_of(ALL)), gradients(Plan()), strict=True)
     assert all(torch.equal(first, second) for first, second in pairs)
@@ -275,6 +279,7 @@ def frozen_bytes(model) -> int:
     return sum(each.nbytes for each in model.blocks.parameters() if not each.requires_grad)
 
 
+@pytest.mark.slow
 def test_on_a_card_the_weights_of_one_block_are_there_at_a_time():
     job, model = job_of(Stack), Stack()
     plain = memfit.predict(job, CARD)
@@ -288,6 +293,7 @@ def test_on_a_card_the_weights_of_one_block_are_there_at_a_time():
     assert found.step_seconds > plain.step_seconds
 
 
+@pytest.mark.slow
 def test_on_a_card_backward_finds_what_was_recomputed():
     """Weights that autograd saves as they are: those of norms and convolutions."""
     for model, batch in ((Stack, None), (HalfFrozen, images)):
@@ -305,22 +311,25 @@ def test_weights_need_not_come_to_a_card():
     assert list(Plan().stays(session.model)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [partial(Stack, reads=True), partial(Stack, partial(Adapted, recomputes=True))],
     ids=["outside", "recomputes by itself"],
 )
 def test_a_card_refuses_weights_that_are_read_outside_of_their_block(model):
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(JobFunctionError, match="same device"):
         memfit.predict(job_of(model), CARD, plan_of(ON_CARD))
 
 
+@pytest.mark.slow
 def test_the_planner_refuses_what_the_card_refuses():
     job = job_of(partial(wide, recomputes=True), lambda size: torch.randn(size, 256))
     with pytest.raises(StrategyError, match=r"frozen-offload.*same device"):
         memfit.plan(job, CARD, require=["frozen-offload"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [written_in_place, written_through_data])
 def test_a_forward_that_writes_to_a_frozen_weight_is_refused(change):
     job = job_of(partial(Stack, partial(Adapted, change=change)))
@@ -356,6 +365,7 @@ class HoldsMemory(Stack):
         self.held = self.blocks[0].up.weight.data
 
 
+@pytest.mark.slow
 def test_memory_that_something_else_holds_is_refused_on_a_card_too():
     with pytest.raises(StrategyError, match=r"holds the memory of blocks\.0\.up\.weight"):
         memfit.predict(job_of(HoldsMemory), CARD, plan_of(ON_CARD))
@@ -377,6 +387,7 @@ def sentence(model, strategy=ALL) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_models_without_frozen_weights_are_refused():
     assert "all weights require gradients" in sentence(lambda: Stack().requires_grad_(True))
     none = FrozenOffload(to="disk", min_tensor_bytes=1, blocks=("head",))
@@ -411,6 +422,7 @@ def test_what_the_documentation_says_of_accelerates_hooks():
     assert all(block[1].weight is not weight for block, weight in zip(blocks, kept, strict=True))
 
 
+@pytest.mark.slow
 def test_the_guard_goes_on_below():
     class WithoutDropout(Stack):
         def __init__(self) -> None:

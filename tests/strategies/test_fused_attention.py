@@ -283,6 +283,7 @@ def job_of(block, num_tokens=9, batch_size=4, num_blocks=3, width=32):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [Using, Looking, UnlessNone])
 def test_a_step_that_uses_the_weights_is_refused_when_recorded_and_when_run(block):
     job = job_of(block)
@@ -297,6 +298,7 @@ def test_a_step_that_uses_the_weights_is_refused_when_recorded_and_when_run(bloc
     run.model(job.batch(2))
 
 
+@pytest.mark.slow
 def test_a_step_that_keeps_the_weights_can_be_fused_and_verify_says_what_it_lacks():
     found = memfit.verify(job_of(Keeping), FUSED)
     assert max(found.loss_error, found.gradient_error, found.parameter_error) <= EXACT
@@ -350,6 +352,7 @@ def test_a_forward_of_the_users_own_is_left_alone():
     assert facts_of_model(model).of(AttentionToFuse).names == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "hidden_rate", "numerics"),
     [(0.0, 0.0, "exact"), (0.0, 0.3, "exact"), (0.3, 0.0, "same-in-law")],
@@ -367,6 +370,7 @@ def test_a_layer_that_is_not_training_draws_nothing():
     assert not facts_of_model(model.eval()).of(AttentionToFuse).may_drop
 
 
+@pytest.mark.slow
 def test_transformers_is_not_imported():
     code = (
         "import sys, torch, memfit\n"
@@ -386,6 +390,7 @@ def test_transformers_is_not_imported():
 LARGE = job_of(partial(Block, 64), num_tokens=256, batch_size=6, width=64)
 
 
+@pytest.mark.slow
 def test_scores_are_not_stored_and_the_peak_is_the_predicted_one():
     plain, planned = memfit.predict(LARGE), memfit.predict(LARGE, plan=FUSED)
     assert planned.peak_allocated_bytes < 0.7 * plain.peak_allocated_bytes
@@ -393,12 +398,14 @@ def test_scores_are_not_stored_and_the_peak_is_the_predicted_one():
     assert planned.peak_allocated_bytes == near_peak(measured)
 
 
+@pytest.mark.slow
 def test_scores_are_not_stored_on_a_virtual_gpu():
     plain = memfit.predict(LARGE, device="a100-40gb")
     planned = memfit.predict(LARGE, device="a100-40gb", plan=FUSED)
     assert planned.peak_allocated_bytes < 0.7 * plain.peak_allocated_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "others",
     [

@@ -87,6 +87,7 @@ def verified_in_doubles(job, plan=FUSED):
 # --- results --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_results_with_padding_are_those_of_eager_attention(name):
     found = verified_in_doubles(job_of(name))
@@ -94,11 +95,13 @@ def test_results_with_padding_are_those_of_eager_attention(name):
     assert found.largest_error <= EXACT, found.worst_gradient
 
 
+@pytest.mark.slow
 def test_a_model_that_rounds_its_softmax_to_float32_is_compared_in_doubles():
     found = memfit.verify(job_of("llama"), FUSED)
     assert found.largest_error <= EXACT
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_results_without_padding_are_those_of_eager_attention(name):
     job = job_of(name)
@@ -113,6 +116,7 @@ def test_results_without_padding_are_those_of_eager_attention(name):
 CHECKPOINTING, SPLITTING = ActivationCheckpointing(), MicroBatching(micro_batch_size=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "others"),
     [
@@ -142,6 +146,7 @@ class Around(nn.Module):
         return output
 
 
+@pytest.mark.slow
 def test_a_model_inside_a_bigger_module_is_found():
     config = config_of("bert")
     job = job_for(lambda: Around(model_of("bert", config)))
@@ -157,6 +162,7 @@ def test_dropout_of_attention_weights_makes_it_same_in_law(name):
     assert str(FusedAttention().numerics_for(facts)) == "same-in-law"
 
 
+@pytest.mark.slow
 def test_dropout_elsewhere_leaves_it_exact():
     job = job_of("bert", config_of("bert", hidden_dropout_prob=0.2))
     found = memfit.verify(job, FUSED)
@@ -180,6 +186,7 @@ def test_undo_gives_every_module_its_own_configuration_back(name):
     assert not any(module._forward_pre_hooks for module in session.model.modules())
 
 
+@pytest.mark.slow
 def test_a_model_built_meanwhile_from_the_same_configuration_stays_eager():
     config = config_of("bert")
     job = job_of("bert", config)
@@ -204,6 +211,7 @@ def test_only_eager_models_that_are_asked_for_no_weights_are_switched(options, i
     assert (FusedAttention().obstacle(facts) is None) == is_offered
 
 
+@pytest.mark.slow
 def test_a_model_without_sdpa_is_left_alone_but_not_what_is_inside_it():
     base = part_of_transformers("PreTrainedModel")
 
@@ -222,6 +230,7 @@ def test_a_model_without_sdpa_is_left_alone_but_not_what_is_inside_it():
     assert memfit.verify(job, FUSED).largest_error <= EXACT
 
 
+@pytest.mark.slow
 def test_a_step_that_asks_for_attention_weights_is_refused():
     job = job_of("bert", output_attentions=True)
     expected = r"asks the model for attention weights.*--forbid fused-attention"
@@ -237,6 +246,7 @@ def test_a_step_that_asks_for_attention_weights_is_refused():
 # --- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_scores_are_not_stored_and_the_peak_is_the_predicted_one(name):
     config = config_of(name, max_position_embeddings=512)
@@ -247,6 +257,7 @@ def test_scores_are_not_stored_and_the_peak_is_the_predicted_one(name):
     assert planned.peak_allocated_bytes == near_peak(measured)
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_less_is_stored_on_a_virtual_gpu(name):
     job = job_of(name, num_tokens=256)

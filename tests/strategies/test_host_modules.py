@@ -161,6 +161,7 @@ def test_results_are_those_of_the_plain_step(model, names):
     assert found.numerics == "exact"
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_what_the_modules_hold_is_not_on_the_device(model, names):
     job = job_of(model)
@@ -215,17 +216,20 @@ EACH_BESIDE = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @EACH_BESIDE
 @pytest.mark.usefixtures("two_places")
 def test_results_are_kept_beside_other_strategies(job, names, beside):
     assert memfit.verify(job(), under(*names, beside=(beside,))).largest_error < 1e-10
 
 
+@pytest.mark.slow
 def test_activations_of_blocks_on_the_card_may_leave_it_as_well():
     plan = under("0.side", "1.side", beside=(ActivationOffload(to="host", min_tensor_bytes=1),))
     assert memfit.predict(stack(), CARD, plan).strategies == plan.labels()
 
 
+@pytest.mark.slow
 @EACH_BESIDE
 def test_a_step_beside_other_strategies_is_recorded_on_a_card(job, names, beside):
     plan = under(*names, beside=(beside,))
@@ -251,6 +255,7 @@ def test_under_autocast_they_compute_in_the_types_of_their_weights(beside):
     assert found.numerics == "approximate"
 
 
+@pytest.mark.slow
 def test_a_step_under_autocast_is_recorded_on_a_card():
     predicted = memfit.predict(job_of(Around), CARD, under("side", beside=(Bf16(),)))
     assert predicted.numerics == "approximate"
@@ -259,6 +264,7 @@ def test_a_step_under_autocast_is_recorded_on_a_card():
 # --- Bytes and seconds.
 
 
+@pytest.mark.slow
 def test_bytes_of_the_device_are_those_worked_out_by_hand():
     """Of a step of AdamW with three layers of 1000 x 1000, one of which is on the host."""
     job = job_of(lambda: Around(width=1000), width=1000, samples=256)
@@ -278,6 +284,7 @@ def test_bytes_of_the_device_are_those_worked_out_by_hand():
     assert planned.host_bytes == 4 * (1000 * 1000 + 1000) * 4 + 2 * 4
 
 
+@pytest.mark.slow
 def test_copies_are_counted_both_ways_and_cost_time():
     job = job_of(lambda: Around(width=1000), width=1000, samples=256)
     device = load_device(CARD)
@@ -292,6 +299,7 @@ def test_copies_are_counted_both_ways_and_cost_time():
     assert planned.step_seconds > plain.step_seconds + link_seconds / 2
 
 
+@pytest.mark.slow
 def test_the_host_computes_at_the_speed_of_the_host():
     job = job_of(lambda: Around(width=1000), width=1000, samples=256)
     planned = memfit.predict(job, CARD, under("side"))
@@ -302,6 +310,7 @@ def test_the_host_computes_at_the_speed_of_the_host():
 # --- Undone.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 def test_what_lives_on_a_card_goes_to_the_host_and_comes_back_with_gradients_and_states(options):
     def devices():
@@ -333,6 +342,7 @@ def test_what_lives_on_a_card_goes_to_the_host_and_comes_back_with_gradients_and
         assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
 
 
+@pytest.mark.slow
 def test_dropout_on_the_host_draws_other_masks():
     job = job_of(lambda: Around(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.3))))
     assert memfit.predict(job, CARD, under("side")).numerics == "same-in-law"

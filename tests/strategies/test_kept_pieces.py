@@ -40,6 +40,7 @@ def keeping(size: int, kept: int) -> Plan:
     return Plan(strategies=(CachedGradients(micro_batch_size=size, kept_pieces=kept),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 2, 99])
 @pytest.mark.parametrize("job", COUPLED.values(), ids=COUPLED.keys())
 def test_gradients_are_those_of_the_whole_batch(job, kept):
@@ -48,6 +49,7 @@ def test_gradients_are_those_of_the_whole_batch(job, kept):
     assert found.largest_error <= EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [1, 3, 4])
 def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(kept):
     def reference(model, batch):
@@ -64,6 +66,7 @@ def test_with_dropout_they_are_those_of_one_pass_with_the_same_masks(kept):
     assert_same(cut, expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_a_power_iteration_is_taken_once_or_the_step_is_refused():
     """What a kept piece holds of a buffer that the next one changes is never used in silence."""
 
@@ -75,6 +78,7 @@ def test_a_power_iteration_is_taken_once_or_the_step_is_refused():
     assert_exact(job_of(model), keeping(4, 2))
 
 
+@pytest.mark.slow
 def test_the_predicted_peak_is_the_measured_one_and_grows_with_every_piece_from_the_second():
     job = job_of(Wide, of_both, two_views, 512)
     predicted = []
@@ -88,6 +92,7 @@ def test_the_predicted_peak_is_the_measured_one_and_grows_with_every_piece_from_
     assert second > 0.1 * predicted[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_short", [False, True])
 def test_less_is_run_again(in_short):
     """In short few of the pieces are recorded, and the time of the others is estimated."""
@@ -106,6 +111,7 @@ def test_less_is_run_again(in_short):
         assert whole.prediction.step_seconds < seconds[16] < 2 * whole.prediction.step_seconds
 
 
+@pytest.mark.slow
 def test_the_planner_fills_its_budget():
     job = coupled(in_batch_negatives, batch_size=512)
     budget_bytes = int(0.65 * memfit.predict(job).peak_allocated_bytes)
@@ -121,6 +127,7 @@ def test_the_planner_fills_its_budget():
         assert run.measured_peak_bytes <= budget_bytes
 
 
+@pytest.mark.slow
 @LOSSES
 @pytest.mark.parametrize("share", [0.2, 0.6, 0.9])
 def test_out_of_memory_goes_on_with_smaller_pieces(loss, share):
@@ -139,6 +146,7 @@ def test_out_of_memory_goes_on_with_smaller_pieces(loss, share):
     assert_same_end(found, expected)
 
 
+@pytest.mark.slow
 def test_the_rungs_below_keep_no_more_than_one_piece():
     with memfit.start(coupled(in_batch_negatives), keeping(8, 5)) as run:
         rungs = [rung.strategies for rung in smaller_plans(run.plan, run._steps.session)]

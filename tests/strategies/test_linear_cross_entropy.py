@@ -52,12 +52,14 @@ def plan_of(num_rows, **others) -> Plan:
     return Plan(strategies=tuple(strategies))
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_models_of_transformers_are_known_for_their_logits(name):
     facts = record(language_model(name)).facts
     assert facts.of(LargestHead) == LargestHead(VOCABULARY, NUM_ROWS)
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_models_of_transformers_train_as_before(name):
     job, plan = language_model(name), plan_of(50)
@@ -66,6 +68,7 @@ def test_models_of_transformers_train_as_before(name):
     assert memfit.verify(job, plan).largest_error < (1e-12 if name == "bert" else 1e-6)
 
 
+@pytest.mark.slow
 @EACH_MODEL
 def test_models_of_transformers_hold_no_logits(name):
     job = language_model(name)
@@ -78,6 +81,7 @@ def test_models_of_transformers_hold_no_logits(name):
     assert planned.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
+@pytest.mark.slow
 @EACH_MODEL
 @pytest.mark.parametrize("precision", [None, "bf16", "pure_bf16"])
 def test_models_of_transformers_hold_no_logits_on_a_gpu(name, precision):
@@ -90,6 +94,7 @@ def test_models_of_transformers_hold_no_logits_on_a_gpu(name, precision):
     assert allocated[0] - allocated[1] > 2 * VOCABULARY * FLOAT * (NUM_ROWS - 2 * 32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize(
     "others",
@@ -108,6 +113,7 @@ def test_it_goes_together_with_others(name, others):
     assert found.largest_error < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "pure_bf16"])
 def test_lower_precision_is_no_worse_with_it_than_without(precision):
     job = language_model("llama")
@@ -210,6 +216,7 @@ def test_a_step_without_logits_to_save_is_refused(job):
     assert "no logits to do without" in str(LinearCrossEntropy(num_rows=8).obstacle(facts))
 
 
+@pytest.mark.slow
 def test_the_planner_finds_it():
     job = tokens_against(4096)
     plain = memfit.predict(job)
@@ -217,6 +224,7 @@ def test_the_planner_finds_it():
     assert "linear-cross-entropy" in {strategy.name for strategy in plan.strategies}
 
 
+@pytest.mark.slow
 def test_noting_logits_leaves_a_recorded_step_alone():
     """The plain step is watched by more than its recorder, so it must not show."""
     job = language_model("gpt2")

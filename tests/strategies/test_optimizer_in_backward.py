@@ -100,6 +100,7 @@ def test_what_begins_to_train_later_is_trained(regression_job):
     assert_same(*runs)
 
 
+@pytest.mark.slow
 def test_gradients_of_all_parameters_never_live_at_once():
     width, num_layers = 128, 8
     job = mean_square_job(
@@ -117,6 +118,7 @@ def test_gradients_of_all_parameters_never_live_at_once():
     assert planned.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
+@pytest.mark.slow
 def test_a_virtual_gpu_shows_the_saving_too(regression_job):
     job = replace(
         regression_job, model=lambda: nn.Sequential(nn.Linear(16, 2048), nn.Linear(2048, 4))

@@ -137,6 +137,7 @@ def test_parameters_and_gradients_of_every_kind_give_the_same_bits(job):
     assert strides[0] == strides[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "others",
     [(Fp16(),), (OptimizerInBackward(),), (MicroBatching(micro_batch_size=4),)],
@@ -148,6 +149,7 @@ def test_with_other_strategies_it_changes_nothing_either(others):
     assert_same_bits(trained(job, without), trained(job, plan))
 
 
+@pytest.mark.slow
 def test_states_are_in_no_memory_of_the_device_but_those_of_one_parameter():
     job, plan = large_parameters(), Plan(strategies=(OptimizerOffload(to="disk"),))
     plain, planned = memfit.predict(job), memfit.predict(job, plan=plan)
@@ -160,6 +162,7 @@ def test_states_are_in_no_memory_of_the_device_but_those_of_one_parameter():
     assert saved_bytes > planned.disk_bytes - 4 * matrix_bytes
 
 
+@pytest.mark.slow
 def test_a_run_keeps_to_an_enforced_budget_that_the_states_would_break():
     job, plan = large_parameters(), Plan(strategies=(OptimizerOffload(to="disk"),))
     budget = int(1.03 * memfit.predict(job, plan=plan).peak_allocated_bytes)
@@ -170,6 +173,7 @@ def test_a_run_keeps_to_an_enforced_budget_that_the_states_would_break():
         assert not run.events
 
 
+@pytest.mark.slow
 def test_on_a_gpu_states_wait_in_pinned_memory_of_powers_of_two():
     job = replace(residual(width=96), optimizer=OPTIMIZERS["adamw"])
     plan = Plan(strategies=(OptimizerOffload(min_tensor_bytes=1024),))
@@ -179,6 +183,7 @@ def test_on_a_gpu_states_wait_in_pinned_memory_of_powers_of_two():
     assert predicted.by_category["optimizer state"] < 2**17
 
 
+@pytest.mark.slow
 def test_the_step_waits_for_disk_and_link_whole():
     job = replace(residual(width=96), optimizer=OPTIMIZERS["adamw"])
     moved_bytes = 2 * 8 * 2 * 96 * 192 * 4
@@ -191,6 +196,7 @@ def test_the_step_waits_for_disk_and_link_whole():
         assert seconds == moved_bytes / rate
 
 
+@pytest.mark.slow
 def test_checkpoints_are_those_of_the_optimizer_and_go_on_either_way():
     job = tied_job()
     plain, offloaded = (trained(job, plan, num_steps=2) for plan in (Plan(), OFFLOADED))
@@ -364,6 +370,7 @@ def test_the_planner_moves_states_where_nothing_else_fits():
     assert remedy.most_bytes >= plain.peak_allocated_bytes - plan.prediction.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_clipping_schedules_and_uneven_pieces_end_as_plain_pytorch_on_the_whole_batch():
     plan = Plan(strategies=(EVERYTHING, MicroBatching(micro_batch_size=5)))
     with memfit.start(

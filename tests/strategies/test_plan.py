@@ -16,12 +16,11 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import Numerics
 from memfit.strategies.batchnorm_replay import BatchNormReplay
 from memfit.strategies.bf16 import Bf16
-from memfit.strategies.compatibility import RULES, clash
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.loss_chunking import LossChunking, StreamableCandidates
 from memfit.strategies.micro_batching import MicroBatching
 from memfit.strategies.optimizer_implementation import OptimizerImplementation
-from memfit.strategies.plan import in_catalogue_order, worst_numerics
+from memfit.strategies.plan import RULES, clash, in_catalogue_order, worst_numerics
 
 STRATEGIES = (
     OptimizerImplementation(implementation="loop"),
@@ -64,6 +63,7 @@ def test_the_plan_that_does_nothing_can_be_saved_too(tmp_path):
     assert Plan.load(str(tmp_path / "plan.yaml")) == Plan()
 
 
+@pytest.mark.slow
 def test_a_plan_with_its_prediction_is_plain_yaml(tmp_path, regression_job):
     plan = memfit.plan(regression_job, budget="1MiB")
     plan.save(tmp_path / "plan.yaml")
@@ -80,6 +80,7 @@ def test_a_plan_with_its_prediction_is_plain_yaml(tmp_path, regression_job):
     assert loaded.prediction.largest[0] == plan.prediction.largest[0]
 
 
+@pytest.mark.slow
 def test_a_prediction_is_kept_for_its_own_strategies_alone(tmp_path, regression_job):
     path = tmp_path / "plan.yaml"
     memfit.plan(regression_job, budget="1MiB", require=["bf16"]).save(path)
@@ -90,6 +91,7 @@ def test_a_prediction_is_kept_for_its_own_strategies_alone(tmp_path, regression_
     assert Plan.load(path).prediction is None
 
 
+@pytest.mark.slow
 def test_the_file_of_a_model_with_very_many_modules_can_be_read(tmp_path, regression_job):
     prediction = memfit.predict(regression_job)
     modules = {f"layers.{i // 64}.experts.{i % 64}.up": 30_000 - i for i in range(30_000)}

@@ -127,6 +127,7 @@ def tiny_updates(optimizer) -> Job:
     )
 
 
+@pytest.mark.slow
 def test_many_tiny_updates_move_weights_as_in_fp32_while_plain_bf16_stands_still():
     num_steps, rate = 200, 1e-4
     job = tiny_updates(lambda parameters: torch.optim.SGD(parameters, lr=rate))
@@ -346,6 +347,7 @@ def wide_job() -> Job:
     return job_of(lambda: nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)), width=512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_elements", [2**12, 2**17, 2**18])
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}])
 def test_the_predicted_peak_is_the_measured_one(monkeypatch, slice_elements, options):
@@ -358,6 +360,7 @@ def test_the_predicted_peak_is_the_measured_one(monkeypatch, slice_elements, opt
     assert predicted.peak_allocated_bytes == near_peak(measured.peak_allocated_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="needs the extra eight-bit")
 def test_an_eight_bit_optimizer_shrinks_its_states_further():
     plan = Plan(strategies=(PureBf16(), EightBitOptimizer()))
@@ -370,6 +373,7 @@ def test_an_eight_bit_optimizer_shrinks_its_states_further():
     assert states["state1"].dtype is states["state2"].dtype is torch.uint8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [None, "a100-40gb"])
 def test_a_parameter_rests_in_six_bytes_and_has_a_gradient_of_two(device):
     job, plan = wide_job(), Plan(strategies=(PureBf16(),))
@@ -391,6 +395,7 @@ def normalised_job() -> Job:
     return job_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "other"),
     [

@@ -126,6 +126,7 @@ def test_hooks_on_parameters_fire_once_per_backward():
     assert len(calls) == len(set(calls)) == 2 * len(list(block.parameters()))
 
 
+@pytest.mark.slow
 def test_gradients_are_handed_over_not_copied():
     """Beyond the plain step there is one tile's gradient of one parameter at a time."""
     job = mean_square_job(lambda: mlp(64, 16), 64, batch_size=4)
@@ -258,6 +259,7 @@ def stacked(rate: float = 0.0, width: int = 8, batch_size: int = 4) -> Job:
     return mean_square_job(lambda: nn.Sequential(Block(), Block()), 9, width, batch_size=batch_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "others",
     [
@@ -272,6 +274,7 @@ def test_tiling_together_with_others_is_exact(others):
     assert memfit.verify(stacked(), plan).largest_error <= EXACT
 
 
+@pytest.mark.slow
 def test_under_bf16_gradients_are_those_of_bf16_alone():
     job = stacked()
     plain, tiled = (
@@ -320,6 +323,7 @@ def deep_chain() -> Job:
     return mean_square_job(model, 16, 64, 64, batch_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "most_fraction", "tolerance"),
     [(wide_mlp, 0.45, PEAK_TOLERANCE), (deep_chain, 0.6, CONVOLUTION_TOLERANCE)],
@@ -332,6 +336,7 @@ def test_eight_tiles_take_the_memory_that_was_predicted_and_less(job, most_fract
     assert measured == near_peak(predicted, tolerance)
 
 
+@pytest.mark.slow
 def test_a_tiled_step_is_predicted_for_a_gpu():
     job = stacked(rate=0.1, width=256, batch_size=512)
     plan = plan_of(Tiling(num_tiles=8), ActivationCheckpointing(), Bf16())

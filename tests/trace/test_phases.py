@@ -8,6 +8,8 @@ from torch import nn
 
 import memfit
 
+pytestmark = pytest.mark.slow
+
 
 def scaled(model, optimizer, losses):
     """Do a step as recipes for mixed precision do."""

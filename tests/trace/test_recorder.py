@@ -149,6 +149,7 @@ def test_tensors_that_share_a_storage_are_one_allocation():
 # --- Steps of a job ---
 
 
+@pytest.mark.slow
 def test_a_steady_step_ends_with_what_it_began_with():
     recording = record(residual_job())
     parameters = 5 * (32 * 32 + 32) * FLOAT
@@ -156,12 +157,14 @@ def test_a_steady_step_ends_with_what_it_began_with():
     assert recording.steady.events == record(residual_job()).steady.events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_blocks", "batch_size"), [(1, 5), (5, 48), (3, 200)])
 def test_a_residual_connection_is_predicted_to_the_byte(num_blocks, batch_size):
     measured = memfit.measure(residual_job(num_blocks, batch_size=batch_size))
     assert measured.predicted_peak_bytes == measured.peak_allocated_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_blocks", "batch_size"), [(1, 5), (5, 48)])
 def test_the_first_step_is_predicted_to_the_byte(num_blocks, batch_size):
     job = residual_job(num_blocks, batch_size=batch_size)
@@ -176,6 +179,7 @@ def test_gradients_of_a_residual_connection_are_added_in_place():
     assert "add" in {o.name for o in trace.operations if o.phase is Phase.BACKWARD}
 
 
+@pytest.mark.slow
 def test_an_addition_whose_first_gradient_is_still_needed_makes_a_new_tensor():
     """The gradient of ``first`` is also that of ``second``, so nobody may add to it."""
 
@@ -314,6 +318,7 @@ def test_bytes_by_module_add_up_to_the_peak():
 # --- Recomputation ---
 
 
+@pytest.mark.slow
 def test_recomputed_activations_are_allocated_in_backward_under_their_module():
     plain = record(residual_job()).steady
     plan = Plan(strategies=(ActivationCheckpointing(),))

@@ -53,6 +53,7 @@ def what_happens(trace: Trace) -> list:
     return [events, operations, trace.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 @pytest.mark.parametrize("batch_size", [NUM_PIECES * SIZE, NUM_PIECES * SIZE - 1])
 @pytest.mark.parametrize("others", [(), (ActivationCheckpointing(),)], ids=["plain", "recomputed"])
@@ -78,6 +79,7 @@ def normalised_job(batch_size: int) -> Job:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 @pytest.mark.parametrize("batch_size", [NUM_PIECES * SIZE, NUM_PIECES * SIZE - 1])
 def test_every_loop_of_a_replayed_step_is_lengthened(device, batch_size):
@@ -103,6 +105,7 @@ def dataflow(trace: Trace) -> list:
     ]
 
 
+@pytest.mark.slow
 def test_operators_of_lengthened_steps_read_what_was_made_for_them():
     job = job_with(mean_square)
     whole, few = (recorded(job, "cpu", few=few) for few in (False, True))
@@ -144,6 +147,7 @@ def test_pieces_that_are_not_the_same_again_are_not_repeated(pieces, sizes):
     assert repeated(*by_hand(*pieces, sizes=sizes), 2) is None
 
 
+@pytest.mark.slow
 def test_pieces_that_differ_are_not_lengthened():
     calls = []
 
@@ -155,6 +159,7 @@ def test_pieces_that_differ_are_not_lengthened():
     assert recorded(job_with(every_second_twice), "cpu", few=True).with_more_pieces(2) is None
 
 
+@pytest.mark.slow
 def test_what_was_recorded_in_too_few_pieces_is_not_lengthened():
     job = job_with(mean_square, batch_size=3 * SIZE)
     assert recorded(job, "cpu", few=True).with_more_pieces(2) is None

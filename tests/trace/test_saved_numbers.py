@@ -57,6 +57,7 @@ _MOST_BESIDE = 16
 """Bytes that a recomputation may take beside, in numbers that it lets go at once."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way"),
     [*((name, None) for name in FUNCTIONS), ("new gelu", True), ("new gelu", False)],
@@ -67,6 +68,7 @@ def test_kept_numbers_are_counted_to_the_byte(name, way):
     assert 0 <= apart <= (_MOST_BESIDE if way is False else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [("activation-checkpointing", {}), ("micro-batching", {"micro_batch_size": 2})],
@@ -82,6 +84,7 @@ def test_they_are_counted_under_plans(strategy, settings):
     assert 0 <= apart <= (_MOST_BESIDE if strategy == "activation-checkpointing" else 0)
 
 
+@pytest.mark.slow
 def test_attention_that_scales_its_queries_is_counted_to_the_byte():
     class Attention(nn.Module):
         def __init__(self):

@@ -85,6 +85,7 @@ def test_a_subclass_with_memory_of_its_own_is_no_wrapper():
 # --- Prediction ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [sgd, ADAMW], ids=["sgd", "adamw"])
 def test_the_predicted_peak_of_wrapped_weights_is_the_measured_one(optimizer):
     job = wrapped_job(Wrapped, WIDTH, optimizer)
@@ -93,6 +94,7 @@ def test_the_predicted_peak_of_wrapped_weights_is_the_measured_one(optimizer):
     assert prediction.first_step_peak_bytes == near_peak(measurement.first_step_peak_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "t4"])
 def test_inner_tensors_have_the_category_of_their_wrapper(device):
     trace = record(wrapped_job(Wrapped, WIDTH, ADAMW), device=load_device(device)).steady
@@ -110,6 +112,7 @@ def test_inner_tensors_have_the_category_of_their_wrapper(device):
     assert {block.module for block in owned} == {"0", "2"}
 
 
+@pytest.mark.slow
 def test_no_block_is_as_large_as_the_wrapper_says_to_be():
     prediction = memfit.predict(wrapped_job(Wrapped, WIDTH))
     held_bytes = INNER_BYTES + SMALL_BYTES
@@ -131,6 +134,7 @@ def test_an_activation_that_hides_its_parts_is_refused_by_name():
         memfit.predict(mean_square_job(lambda: nn.Linear(8, 8), 8, loss=loss))
 
 
+@pytest.mark.slow
 def test_weights_that_hide_their_parts_can_be_measured_and_trained():
     hidden, shown = (wrapped_job(kind, 64) for kind in (Sealed, Wrapped))
     expected = memfit.predict(shown).peak_allocated_bytes
@@ -216,6 +220,7 @@ def test_a_budget_counts_what_wrappers_are_made_of():
     assert budget.live_bytes == 32 + 16
 
 
+@pytest.mark.slow
 def test_living_blocks_leave_wrappers_out(others_bytes):
     made = [Sealed.of(torch.zeros(256, 256)), Wrapped.of(torch.zeros(256, 256))]
     inner_bytes = 2 * 256 * 256 + 4 * 256

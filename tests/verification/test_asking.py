@@ -58,6 +58,7 @@ def plan_for(build: Callable[[], Living], living: Living) -> Plan:
     return in_pieces(living)
 
 
+@pytest.mark.slow
 @EACH
 def test_predicting_leaves_everything_as_it_was(build):
     living = build()
@@ -71,6 +72,7 @@ def test_predicting_leaves_everything_as_it_was(build):
         assert bits_of(living) == before
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("ask", [memfit.measure, memfit.verify])
 def test_measuring_and_verifying_leave_everything_as_it_was(build, ask):
@@ -80,6 +82,7 @@ def test_measuring_and_verifying_leave_everything_as_it_was(build, ask):
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", KEPT_WHOLE, ids=lambda build: build.__name__)
 @pytest.mark.parametrize("ask", [memfit.predict, memfit.measure, memfit.verify])
 def test_refusing_a_plan_leaves_everything_as_it_was(build, ask):
@@ -90,6 +93,7 @@ def test_refusing_a_plan_leaves_everything_as_it_was(build, ask):
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 def test_what_pieces_put_back_is_not_given_back_to_a_living_model_early():
     def build():
         return nn.Sequential(nn.utils.spectral_norm(nn.Linear(150, 150)), nn.Linear(150, 3))
@@ -103,6 +107,7 @@ def test_what_pieces_put_back_is_not_given_back_to_a_living_model_early():
     assert in_whole.peak_allocated_bytes == fresh_in_whole.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_calls_with_a_state_at_one_batch_size_alone_are_not_known_to_keep_rows_apart():
     living = living_jobs.recurrent()
     found = rows_are_apart(living.job, find_layout(living.job), "layer")
@@ -110,6 +115,7 @@ def test_calls_with_a_state_at_one_batch_size_alone_are_not_known_to_keep_rows_a
     assert "as many tensors at every batch size" in found.sentence
 
 
+@pytest.mark.slow
 @EACH
 def test_planning_leaves_everything_as_it_was(build):
     living = build()
@@ -120,6 +126,7 @@ def test_planning_leaves_everything_as_it_was(build):
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 def test_proving_and_timing_leave_everything_as_they_were():
     living = living_jobs.spectral()
     before = bits_of(living)
@@ -129,6 +136,7 @@ def test_proving_and_timing_leave_everything_as_they_were():
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 def test_a_recording_that_fails_leaves_everything_as_it_was():
     living = living_jobs.recurrent()
 
@@ -144,6 +152,7 @@ def test_a_recording_that_fails_leaves_everything_as_it_was():
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 def test_a_recording_with_answers_leaves_everything_as_it_was():
     living = living_jobs.recurrent()
 
@@ -157,6 +166,7 @@ def test_a_recording_with_answers_leaves_everything_as_it_was():
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "name"),
     [*((build, "cpu") for build in ALL), *((build, "t4") for build in ON_A_CARD)],
@@ -172,6 +182,7 @@ def test_living_objects_are_predicted_like_fresh_ones(build, name):
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [living_jobs.perceptron, living_jobs.spectral, living_jobs.recurrent, living_jobs.quantised],
@@ -184,12 +195,14 @@ def test_living_objects_are_measured_with_their_own_memory(build):
     assert measured.by_category["parameters"] > 0
 
 
+@pytest.mark.slow
 def test_a_loss_that_uses_the_living_model_itself_is_recorded_with_it():
     living = living_jobs.perceptron()
     job = replace(living.job, loss=lambda _, batch: living.model(batch).square().mean())
     assert memfit.predict(job).by_category == memfit.predict(living.job).by_category
 
 
+@pytest.mark.slow
 def test_a_new_optimizer_over_a_living_model_leaves_it_as_it_was():
     living = living_jobs.hooked()
     groups = [{"params": living.model[2].parameters()}]
@@ -200,6 +213,7 @@ def test_a_new_optimizer_over_a_living_model_leaves_it_as_it_was():
     assert bits_of(living) == before
 
 
+@pytest.mark.slow
 def test_a_model_that_is_built_once_and_kept_is_not_kept_fake():
     kept: list[nn.Module] = []
 
@@ -214,6 +228,7 @@ def test_a_model_that_is_built_once_and_kept_is_not_kept_fake():
     assert memfit.predict(job).peak_allocated_bytes == first.peak_allocated_bytes
 
 
+@pytest.mark.slow
 def test_a_planned_run_trains_the_living_model_afterwards():
     living = living_jobs.hooked()
     plan = memfit.plan(living.job, budget=memfit.predict(living.job).peak_allocated_bytes)
@@ -228,6 +243,7 @@ def test_a_planned_run_trains_the_living_model_afterwards():
     assert steps == {3}
 
 
+@pytest.mark.slow
 def test_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     living = living_jobs.perceptron()
@@ -237,6 +253,7 @@ def test_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_evaluation_mode_is_said_and_left_alone():
     living = living_jobs.convolutional()
     living.model.eval()

@@ -55,6 +55,7 @@ def scaled_after() -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [clamped, scaled_after])
 def test_hooks_that_do_not_add_up_over_pieces_are_seen(build, monkeypatch):
     with pytest.raises(StrategyError, match=r"hook|couples the samples of a batch"):
@@ -70,6 +71,7 @@ def test_hooks_that_do_not_add_up_over_pieces_are_seen(build, monkeypatch):
     assert kept.gradient_error > 0.1
 
 
+@pytest.mark.slow
 def test_a_hook_that_adds_up_is_carried_out_in_fp64_and_is_exact():
     seen: set[torch.dtype] = set()
 
@@ -88,6 +90,7 @@ def test_a_hook_that_adds_up_is_carried_out_in_fp64_and_is_exact():
     assert seen == set()  # what the hook noted was put back as well
 
 
+@pytest.mark.slow
 def test_what_backward_leaves_behind_is_left_once_by_pieces():
     class Weighed(nn.Linear):
         def __init__(self):
@@ -102,6 +105,7 @@ def test_what_backward_leaves_behind_is_left_once_by_pieces():
     assert (found.earned, found.effects) == ("exact", ())
 
 
+@pytest.mark.slow
 def test_power_iterations_happen_once_in_however_many_pieces():
     def build():
         first = parametrizations.spectral_norm(nn.Linear(6, 8))
@@ -153,6 +157,7 @@ class Counting(nn.Module):
         return self.blocks(x)
 
 
+@pytest.mark.slow
 def test_counts_that_differ_are_named_and_break_exact():
     plan = Plan(strategies=(ForwardTwice(),))
     found = memfit.verify(job_of(Counting), plan)
@@ -201,6 +206,7 @@ def test_a_clock_is_no_effect():
     assert (found.earned, found.effects) == ("exact", ())
 
 
+@pytest.mark.slow
 def test_a_generator_that_is_drawn_from_more_often_is_same_in_law_at_best():
     generator = torch.Generator().manual_seed(0)
 
@@ -213,6 +219,7 @@ def test_a_generator_that_is_drawn_from_more_often_is_same_in_law_at_best():
     assert found.earned == "same-in-law"
 
 
+@pytest.mark.slow
 def test_a_trial_in_which_the_plan_does_nothing_is_refused():
     plan = Plan(strategies=(MicroBatching(micro_batch_size=8),))
     with pytest.raises(NothingToVerifyError, match=r"batch_size=17, or with smaller micro-batches"):
@@ -222,11 +229,13 @@ def test_a_trial_in_which_the_plan_does_nothing_is_refused():
     assert memfit.verify(job_of(lambda: nn.Linear(6, 2)), plan, batch_size=9).earned == "exact"
 
 
+@pytest.mark.slow
 def test_what_casts_to_its_own_types_is_compared_in_fp64():
     found = memfit.verify(living_jobs.frozen_backbone().job, IN_PIECES)
     assert (found.dtype, found.earned, found.is_proof) == ("float64", "exact", True)
 
 
+@pytest.mark.slow
 def test_what_runs_only_in_its_own_types_is_no_proof():
     job = living_jobs.frozen_backbone().job
 

@@ -18,6 +18,7 @@ from memfit.verification.steps import StepResults, slope_error
 from memfit.verification.verify import Verifier
 
 
+@pytest.mark.slow
 def test_masks_and_parts_that_insist_on_fp32_are_compared_in_fp64_for_each_plan_alone():
     def loss(model, batch):
         return (model(batch[0]).float() - batch[1].float()).square().mean()
@@ -72,6 +73,7 @@ class TiedToPadding(nn.Module):
         return self.body(self.embed(ids)) @ self.embed.weight.T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [MicroBatching(micro_batch_size=3), UnreplayedMasks()])
 def test_a_gradient_that_is_no_slope_by_itself_leaves_masks_unproved(strategy):
     def batch(size: int) -> torch.Tensor:

@@ -189,6 +189,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "job", "field"), FAULTS.values(), ids=FAULTS)
 def test_faults_break_the_promise(fault, job, field):
     found = memfit.verify(job(), plan_of(fault))
@@ -209,6 +210,7 @@ def test_statistics_updated_twice_break_the_promise():
     assert found.worst.startswith("buffer ")
 
 
+@pytest.mark.slow
 def test_what_is_equal_up_to_rounding_is_exact():
     found = memfit.verify(builders.ragged_tokens(), plan_of(MicroBatching(micro_batch_size=3)))
     assert (found.numerics, found.earned, found.dtype) == ("exact", "exact", "float64")
@@ -217,6 +219,7 @@ def test_what_is_equal_up_to_rounding_is_exact():
     assert found.deterministic_error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "job"),
     [
@@ -233,6 +236,7 @@ def test_other_masks_are_same_in_law_when_the_arithmetic_holds_without_them(stra
     assert found.slope_error < 1e-5
 
 
+@pytest.mark.slow
 def test_masks_that_no_module_declares_are_seen(monkeypatch):
     plan = plan_of(MicroBatching(micro_batch_size=3))
     job = replace(
@@ -252,6 +256,7 @@ def test_masks_that_no_module_declares_are_seen(monkeypatch):
     assert not found.keeps_promise
 
 
+@pytest.mark.slow
 def test_autocast_is_compared_in_fp32_and_is_approximate():
     found = memfit.verify(builders.residual(), plan_of(Bf16()))
     assert (found.earned, found.dtype) == ("approximate", "float32")
@@ -266,6 +271,7 @@ def out_of_fp32(model, batch):
     return model(batch[0]).float()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("predicted", [into_fp32, out_of_fp32])
 def test_parts_that_insist_on_fp32_are_compared_in_fp64(predicted):
     def loss(model, batch):
@@ -279,6 +285,7 @@ def test_parts_that_insist_on_fp32_are_compared_in_fp64(predicted):
     assert "compared in fp64" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_parts_that_write_into_fp32_of_their_own_loosen_the_bound_and_are_no_proof():
     def loss(model, batch):
         predicted = model(batch[0])
@@ -293,6 +300,7 @@ def test_parts_that_write_into_fp32_of_their_own_loosen_the_bound_and_are_no_pro
     assert "compute in float32" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_a_model_with_complex_weights_is_compared():
     class Complex(nn.Module):
         def __init__(self):
@@ -308,6 +316,7 @@ def test_a_model_with_complex_weights_is_compared():
     assert found.dtype == "float64"
 
 
+@pytest.mark.slow
 def test_steps_that_a_loss_scale_skips_are_not_held_against_it():
     job = replace(
         builders.residual(),
@@ -318,11 +327,13 @@ def test_steps_that_a_loss_scale_skips_are_not_held_against_it():
     assert "steps to find its loss scale" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_the_second_step_uses_what_the_optimizer_has_kept():
     found = memfit.verify(builders.residual(), plan_of(ForgottenMomentum()))
     assert found.gradient_error <= EXACT < found.parameter_error
 
 
+@pytest.mark.slow
 def test_random_states_are_left_alone():
     before = torch.get_rng_state()
     memfit.verify(builders.residual_with_dropout(), Plan())
@@ -344,6 +355,7 @@ def test_what_is_missing_or_no_number_is_not_close():
 # --- What this machine can run ---
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_too_large_is_halved_to_an_odd_one(monkeypatch):
     job = builders.large_residual()
     peak = memfit.predict(job).peak_allocated_bytes
@@ -359,11 +371,13 @@ def test_a_batch_that_is_too_large_is_halved_to_an_odd_one(monkeypatch):
     assert batch_size % size != 0
 
 
+@pytest.mark.slow
 def test_long_steps_get_a_smaller_batch():
     job = builders.large_residual()
     assert affordable_batch_size(job, num_times=1, most_flops=1e3)[0] == 3
 
 
+@pytest.mark.slow
 def test_what_never_fits_is_refused(monkeypatch):
     monkeypatch.setattr(proof, "free_memory_bytes", lambda: 1000)
     with pytest.raises(TooLargeToVerifyError, match="at batch size 3 it takes"):
@@ -431,6 +445,7 @@ def job_file(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_each_strategy_earns(job_file, capsys):
     assert main(["verify", f"{job_file}:job"]) == 0
     shown = capsys.readouterr().out
@@ -439,6 +454,7 @@ def test_the_command_shows_what_each_strategy_earns(job_file, capsys):
     assert "exact" in shown
 
 
+@pytest.mark.slow
 def test_the_command_refuses_what_claims_too_much(job_file, tmp_path, capsys, monkeypatch):
     # As if the proof that pieces keep the results were wrong: otherwise the plan is refused.
     monkeypatch.setattr(Separation, "of", lambda *_args, **_wanted: PROVED)
@@ -459,6 +475,7 @@ def test_the_command_refuses_what_claims_too_much(job_file, tmp_path, capsys, mo
         assert re.search(rf'>{name}</td><td class="number[^"]*" data-value="[\d.e-]+"', written)
 
 
+@pytest.mark.slow
 def test_the_command_takes_size_seed_and_precision(job_file, capsys):
     words = ["--batch-size", "5", "--seed", "3", "--dtype", "fp32", "--json"]
     assert main(["verify", f"{job_file}:job", *words]) == 0
@@ -468,6 +485,7 @@ def test_the_command_takes_size_seed_and_precision(job_file, capsys):
     assert main(["verify", f"{job_file}:job", "--batch-size", "0"]) == 2
 
 
+@pytest.mark.slow
 def test_each_strategy_is_offered_once():
     names = [strategy.name for strategy in applicable(facts_of(builders.residual()))]
     assert len(names) == len(set(names))

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from memfit.virtual.cuda.autocast_lists import POLICIES, autocast_lists
+from memfit.virtual.cuda.autocast import POLICIES, autocast_lists
 
 INSTALLED = tuple(int(part) for part in torch.__version__.split(".")[:2])
 

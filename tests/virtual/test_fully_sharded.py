@@ -67,6 +67,7 @@ def alive_at_the_end(trace) -> list[int]:
     return [trace.allocations[index].num_bytes for index in alive]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_a_rank_keeps_its_shards_with_their_gradients_and_states(use_orig_params):
     recording = recorded(use_orig_params=use_orig_params)
@@ -74,6 +75,7 @@ def test_a_rank_keeps_its_shards_with_their_gradients_and_states(use_orig_params
     assert len(kept) == 4 * NUM_LAYERS  # shard, gradient and two states of each layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "num_gathered"), [("FULL_SHARD", 2), ("SHARD_GRAD_OP", NUM_LAYERS)]
 )
@@ -88,6 +90,7 @@ def test_gathered_layers_are_freed_after_forward_or_kept_for_backward(strategy, 
     assert highest == num_gathered * LAYER
 
 
+@pytest.mark.slow
 def test_gathered_parameters_are_taken_on_a_stream_of_their_own():
     steady = recorded().steady
     streams = {
@@ -99,6 +102,7 @@ def test_gathered_parameters_are_taken_on_a_stream_of_their_own():
     assert streams != {0}
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16_are_gathered_in_half_the_bytes():
     bf16 = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     steady = recorded(mixed_precision=bf16).steady
@@ -110,6 +114,7 @@ def test_parameters_in_bfloat16_are_gathered_in_half_the_bytes():
     assert gathered == {LAYER // 2}
 
 
+@pytest.mark.slow
 def test_the_prediction_names_what_is_gathered():
     found = memfit.predict_step(setup(), "a100-40gb", ranks=NUM_RANKS)
     assert found.ranks == NUM_RANKS
@@ -161,6 +166,7 @@ def sharded_after_meta(*, on_meta: bool):
     return build
 
 
+@pytest.mark.slow
 def test_a_model_made_without_memory_takes_what_one_made_on_the_card_takes():
     meta, card = (
         memfit.predict_step(sharded_after_meta(on_meta=each), "a100-40gb", ranks=NUM_RANKS)

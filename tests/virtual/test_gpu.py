@@ -402,6 +402,7 @@ def test_values_in_a_gradient_of_ones_own_are_refused_as_well():
         one_step(lambda: Clipped.apply(on_card(3, requires_grad=True)).sum().backward())
 
 
+@pytest.mark.slow
 def test_an_operator_of_ones_own_needs_a_fake_version():
     @torch.library.custom_op("memfit_tests::opaque_on_card", mutates_args=())
     def opaque(x: torch.Tensor) -> torch.Tensor:
@@ -529,6 +530,8 @@ def test_a_parameter_that_cannot_move_beside_its_optimizer_is_refused_by_name():
     ids=["nobody trains it", "torch refers to it", "autograd holds on to it"],
 )
 def test_a_parameter_that_is_held_moves_and_is_trained_where_it_is(early):
+    half_made = torch.optim.AdamW.__new__(torch.optim.AdamW)  # as one whose arguments were refused
     found = memfit.predict_step(moved_after_a_forward(**early), device="t4").by_category
+    assert not hasattr(half_made, "param_groups")
     num_bytes = 2 * (32 * 32 * FLOAT + BLOCK)
     assert (found["parameters"], found["optimizer state"]) == (num_bytes, 2 * num_bytes)

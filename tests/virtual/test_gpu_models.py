@@ -12,6 +12,8 @@ from memfit.devices.catalogue import load_device
 from memfit.prediction.recording import record_steps
 from memfit.trace.events import Category
 
+pytestmark = pytest.mark.slow
+
 FLOAT = 4
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"

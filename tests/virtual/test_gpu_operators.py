@@ -315,6 +315,7 @@ def test_attention_without_gradients_keeps_no_log_sum_exp():
     assert sizes(one_step(step), EFFICIENT)[:2] == [ATTENTION * FLOAT, 0]
 
 
+@pytest.mark.slow
 def test_multi_head_attention_adds_its_bias_in_place():
     trace = recorded(training(lambda: SelfAttention(16, 2), 2, 8, 16))
     projected = 2 * 8 * 3 * 16 * FLOAT
@@ -332,6 +333,7 @@ class SelfAttention(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
+@pytest.mark.slow
 def test_a_transformer_encoder_keeps_masks_of_bools_for_its_dropouts():
     batch, length, width, hidden = 2, 8, 16, 32
     layer = lambda: nn.TransformerEncoderLayer(width, 2, hidden, batch_first=True)  # noqa: E731
@@ -472,6 +474,7 @@ def test_the_first_dropout_of_a_recurrent_layer_makes_a_state_for_good():
     assert kept.count(108 * 2048 * 24) == 1  # an A100's threads, at 24 bytes each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("enforce_sorted", [True, False])
 def test_packed_sequences_take_as_many_rows_as_they_are_long(enforce_sorted):
     lengths = [5, 3] if enforce_sorted else [3, 5]

@@ -72,6 +72,7 @@ def test_parameters_are_unknown_and_finite(assumptions):
     assert bool(out > 3)
 
 
+@pytest.mark.slow
 def test_a_loop_that_asks_until_it_hears_no_ends(assumptions):
     times = 0
     while (torch.randn(100, 100) > 2).any():

@@ -88,6 +88,7 @@ def _compare(compared, call, leaf, gradient):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ON_IMAGES, *FUNCTIONS])
 def test_results_and_gradients_lie_as_they_really_do(name):
     call = ON_IMAGES.get(name) or getattr(functional, name)

@@ -47,6 +47,7 @@ def test_packed_layers_compute_what_torch_computes(
     assert all(torch.equal(*pair) for pair in zip(found[1:], finals, strict=True))
 
 
+@pytest.mark.slow
 def test_fake_sequences_have_the_shapes_of_real_ones():
     def run():
         layer = nn.GRU(5, 7, batch_first=True)

@@ -65,6 +65,7 @@ def test_nested_tensors_that_share_their_lengths_go_on_doing_so():
             first + other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [rows_of, rows_from_offsets])
 def test_the_peak_on_rows_of_many_lengths_is_the_measured_one(batch):
     job = ragged_job(batch)
@@ -74,6 +75,7 @@ def test_the_peak_on_rows_of_many_lengths_is_the_measured_one(batch):
     assert prediction.by_category["batch"] == inner_bytes
 
 
+@pytest.mark.slow
 def test_code_may_take_rows_one_by_one():
     def loss(model, rows):
         return sum(model(row).square().mean() for row in rows.unbind())
@@ -83,12 +85,14 @@ def test_code_may_take_rows_one_by_one():
     assert predicted == near_peak(memfit.measure(job).peak_allocated_bytes)
 
 
+@pytest.mark.slow
 def test_rows_of_many_lengths_take_on_a_gpu_what_their_values_take():
     on_cpu, on_card = (memfit.predict(ragged_job(), device) for device in ("cpu", "t4"))
     saved = on_cpu.by_category["saved activations"]
     assert on_card.by_category["saved activations"] == pytest.approx(saved, abs=1024)
 
 
+@pytest.mark.slow
 @MASKS
 def test_the_peak_on_a_masked_batch_is_the_measured_one():
     job = masked_job()
@@ -162,6 +166,7 @@ def compiled_in_place(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Using `torch.compile", "ignore:`torch.jit.script_method`")
 @pytest.mark.parametrize("compile_it", [compiled, compiled_in_place])
 @pytest.mark.parametrize("device", ["cpu", "t4"])

@@ -97,6 +97,7 @@ def test_a_model_may_be_moved_and_converted_while_it_is_built(name):
     assert memfit.predict(job_of(CONVERTED[name])).peak_allocated_bytes > 0
 
 
+@pytest.mark.slow
 def test_a_converted_model_takes_the_bytes_of_its_new_type():
     def parameters_of(model) -> int:
         return memfit.predict(job_of(model, loss=loss_in_its_type)).by_category["parameters"]
@@ -133,6 +134,7 @@ class WithView(nn.Module):
         return self.layers(x) * self.row.mean()
 
 
+@pytest.mark.slow
 def test_a_model_with_buffers_may_be_a_copy_of_another():
     template = WithView()
     job = job_of(lambda: copy.deepcopy(template))
@@ -154,7 +156,9 @@ def test_buffers_that_share_memory_share_it_in_a_copy():
     assert type(template.table) is torch.Tensor
 
 
-@pytest.mark.parametrize("ask", [memfit.predict, memfit.measure])
+@pytest.mark.parametrize(
+    "ask", [memfit.predict, pytest.param(memfit.measure, marks=pytest.mark.slow)]
+)
 def test_asking_leaves_the_random_state_alone(ask):
     before = torch.get_rng_state()
     ask(job_of(lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.Dropout(0.5))))
@@ -176,6 +180,7 @@ def test_what_would_be_compiled_is_left_as_it_is_and_found_where_code_looks_for_
     assert mode.compiled_code.was_asked_for
 
 
+@pytest.mark.slow
 def test_copies_of_a_layer_are_counted_once_as_an_encoder_makes_them():
     def model():
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)

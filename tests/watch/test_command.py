@@ -113,6 +113,7 @@ def test_a_width_that_makes_no_sense_is_that_of_a_page(monkeypatch, columns):
         assert PrintableConsole(stderr=is_error).width >= 40
 
 
+@pytest.mark.slow
 def test_a_stream_that_takes_nothing_leaves_the_exit_code(tmp_path):
     words = ["-m", "memfit", "run", "--folder", "run", "--json", "--", sys.executable, "-c", ""]
     with Path("/dev/full").open("w") as full:

@@ -283,3 +283,42 @@ def test_signals_without_a_name_are_told_by_their_number():
     ending = told(end(signal_number=40), words(has_ended=False))
     assert ending.reason is Reason.SIGNAL
     assert "signal 40" in ending.sentence
+
+
+# --- Trainings that are to be planned ---
+
+FIT = {"budget": MILLION, "allow": [], "refuses": True}
+
+
+def test_a_refused_training_is_an_error_even_if_the_script_ends_well():
+    told = replace(words(), is_planned=True, unplanned="No plan fits")
+    found = ending_of(Seen(end=end(), words=(told,), journals={}, budget_bytes=MILLION, fit=FIT))
+
+    assert (found.reason, found.exit_code) == (Reason.ERROR, 1)
+    assert found.sentence == "Nothing was trained without a plan: No plan fits"
+    assert "--allow-unplanned" in found.remedy
+    assert (found.is_planned, found.unplanned) == (False, "No plan fits")
+    assert found.budget_bytes == MILLION
+
+
+def test_a_training_that_may_go_without_a_plan_says_that_it_did():
+    told = replace(words(), unplanned="No plan fits")
+    fit = {**FIT, "refuses": False}
+    found = ending_of(Seen(end=end(), words=(told,), journals={}, fit=fit))
+
+    assert (found.reason, found.exit_code) == (Reason.DONE, 0)
+    assert (found.is_planned, found.unplanned) == (False, "No plan fits")
+
+
+@pytest.mark.parametrize(
+    ("fit", "seen_words", "is_planned"),
+    [
+        (None, (words(),), None),
+        (FIT, (replace(words(), is_planned=True),), True),
+        (FIT, (), False),
+    ],
+)
+def test_only_what_was_seen_to_be_planned_is_said_to_be(fit, seen_words, is_planned):
+    found = ending_of(Seen(end=end(), words=seen_words, journals={}, fit=fit))
+    assert found.is_planned is is_planned
+    assert bool(found.unplanned) is (is_planned is False)

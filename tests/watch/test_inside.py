@@ -26,8 +26,7 @@ from memfit.watch.inside.budgets import WatchedBudget, limit_cards
 from memfit.watch.inside.errors_seen import describe_error, describe_here
 from memfit.watch.inside.loaders import Loaders
 from memfit.watch.inside.process_record import ProcessRecord
-from memfit.watch.inside.rank_journal import RankJournal, RankTakenError
-from memfit.watch.inside.script_watch import ScriptWatch
+from memfit.watch.inside.script_watch import RankJournal, RankTakenError, ScriptWatch
 from memfit.watch.inside.step_ends import StepEnds, is_inside_own_step
 from memfit.watch.last_words import read_words, words_folder
 from memfit.watch.settings import WatchSettings, settings_from, watched_environment
@@ -186,12 +185,14 @@ def end(peaks) -> int | None:
     return reading.measured_peak_bytes
 
 
+@pytest.mark.slow
 def test_the_peak_is_what_lived_before_and_what_grew(cpu_peaks, others_bytes):
     cpu_peaks.begin(1, None)
     torch.zeros(1000, 1000)
     assert end(cpu_peaks) - others_bytes == 4_000_000
 
 
+@pytest.mark.slow
 def test_a_profile_of_the_script_goes_before_also_in_the_middle_of_a_step(cpu_peaks):
     cpu_peaks.begin(1, None)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -203,6 +204,7 @@ def test_a_profile_of_the_script_goes_before_also_in_the_middle_of_a_step(cpu_pe
     assert end(cpu_peaks) is None, "for good"
 
 
+@pytest.mark.slow
 def test_a_batch_that_comes_while_its_step_is_watched_is_the_largest_known(cpu_peaks):
     for _ in range(3):
         cpu_peaks.begin(0, None)
@@ -330,6 +332,7 @@ def watch(folder):
     watch.finish()
 
 
+@pytest.mark.slow
 def test_steps_are_written_as_they_end(folder, watch):
     optimizer = sgd()
     for _ in range(5):
@@ -341,6 +344,7 @@ def test_steps_are_written_as_they_end(folder, watch):
     assert read_words(folder)[0].rank == 0
 
 
+@pytest.mark.slow
 def test_steps_of_another_thread_and_of_a_child_are_not_taken_for_the_scripts(folder, watch):
     optimizer = sgd()
     watch.optimizer_stepped(optimizer, (), {})
@@ -353,6 +357,7 @@ def test_steps_of_another_thread_and_of_a_child_are_not_taken_for_the_scripts(fo
     assert len(read_journal(folder).steps) == 1
 
 
+@pytest.mark.slow
 def test_a_thread_that_reads_a_loader_ahead_does_not_become_the_one_that_trains(folder, watch):
     thread = threading.Thread(target=watch.batch_given, args=(None, torch.zeros(4)))
     thread.start()
@@ -362,6 +367,7 @@ def test_a_thread_that_reads_a_loader_ahead_does_not_become_the_one_that_trains(
     assert len(read_journal(folder).steps) == 1
 
 
+@pytest.mark.slow
 def test_what_ends_the_watching_ends_its_instruments_as_well(watch):
     optimizer = sgd()
     watch.optimizer_stepped(optimizer, (), {})
@@ -372,6 +378,7 @@ def test_what_ends_the_watching_ends_its_instruments_as_well(watch):
     assert finder.is_abandoned
 
 
+@pytest.mark.slow
 def test_a_finder_that_gave_up_is_no_all_clear(folder, watch):
     watch._observer._leaks = finder = Finder()
     finder.failure = "TypeError: unreadable"
@@ -411,6 +418,7 @@ class Finder:
         self.boundaries.append(args)
 
 
+@pytest.mark.slow
 def test_the_leak_finder_hears_of_each_boundary_by_its_stream(watch, loaders):
     optimizer = sgd()
     watch._observer._leaks = finder = Finder()

@@ -178,6 +178,7 @@ def long_tailed_queries() -> Queries:
     return Queries.grouped(triples, num_relations=1)
 
 
+@pytest.mark.slow
 def test_batches_of_pairs_list_every_answer_and_are_all_of_one_size(monkeypatch) -> None:
     monkeypatch.setattr(batches_module, "_MOST_PADDED_BYTES", 0)
     queries = long_tailed_queries()

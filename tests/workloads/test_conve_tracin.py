@@ -13,8 +13,10 @@ from tests.workloads.traced import ENTITIES, EPOCHS, RATES, RELATIONS, SMOOTHING
 from memfit.cli.main import main
 from memfit.influence import walk
 from memfit_workloads.conve.checkpoints import load_model
-from memfit_workloads.conve.tracin import listings
+from memfit_workloads.conve.tracin import losses
 from memfit_workloads.conve.tracin.findings import COLUMNS
+
+pytestmark = pytest.mark.slow
 
 DEFINITIONS = {
     "row": ("--loss", "training", "--sides", "tail"),
@@ -120,7 +122,7 @@ def test_triples_that_share_a_row_are_compared_once(run, capsys) -> None:
 def test_pairs_of_answers_give_the_scores_of_padded_lists(sides, run, capsys, monkeypatch) -> None:
     words = ("--triple-loss", "row", "--sides", sides, "--batch-size", "4", "--top-k", "9")
     padded = traced(run, capsys, *words)["results"]
-    monkeypatch.setattr(listings, "_MOST_PADDED", 1)
+    monkeypatch.setattr(losses, "_MOST_PADDED", 1)
     paired = traced(run, capsys, *words)
     assert scores_of(paired["results"]) == pytest.approx(scores_of(padded), rel=1e-12)
     assert paired["measured_peak_bytes"] == pytest.approx(paired["predicted_peak_bytes"], abs=2048)

@@ -161,6 +161,7 @@ def test_malformed_maps_are_named_with_their_line(
     assert message in refused(run, capsys, flag, tmp_path / "map")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_what_was_there(run, tmp_path, capsys, monkeypatch) -> None:
     output = tmp_path / "found.json"
     output.write_text("before")
@@ -184,6 +185,7 @@ def test_a_full_disk_leaves_what_was_there(run, tmp_path, capsys, monkeypatch) -
     assert json.loads(output.read_text())["results"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_used_is_named(run, tmp_path, capsys) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "there").mkdir()
@@ -193,6 +195,7 @@ def test_a_folder_that_cannot_be_used_is_named(run, tmp_path, capsys) -> None:
     assert "does not say whose" in refused(run, capsys, "--folder", tmp_path / "there")
 
 
+@pytest.mark.slow
 def test_scores_that_are_no_numbers_are_an_error(run, capsys) -> None:
     path = run / "checkpoints" / "checkpoint_epoch_10.pt"
     content = torch.load(path)
@@ -206,6 +209,7 @@ def test_another_device_is_refused_but_for_a_dry_run(run, capsys) -> None:
     assert "--device is cpu or cuda" in refused(run, capsys, "--device", "a100-40gb")
 
 
+@pytest.mark.slow
 def test_a_folder_of_others_is_neither_claimed_nor_removed(run, tmp_path, capsys) -> None:
     mine = tmp_path / "found.json.progress" / "notes.txt"
     mine.parent.mkdir()

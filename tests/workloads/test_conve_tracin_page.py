@@ -4,7 +4,7 @@ import pytest
 
 from memfit_workloads.conve.tracin.findings import Finding, Findings, Influence, NamedTriple
 from memfit_workloads.conve.tracin.labels import Part
-from memfit_workloads.conve.tracin.page import page_of
+from memfit_workloads.conve.tracin.writing import page_of
 
 ABOUT = {
     "checkpoints": [{"epoch": 2}],

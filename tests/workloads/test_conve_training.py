@@ -86,6 +86,7 @@ def test_conve_is_among_the_workloads():
         load_workload("nope")
 
 
+@pytest.mark.slow
 def test_a_run_writes_every_output_and_says_what_it_reached(tmp_path, train):
     out = tmp_path / "run"
     result = train("--epochs", "4", "-o", out)
@@ -111,6 +112,7 @@ def test_a_run_writes_every_output_and_says_what_it_reached(tmp_path, train):
     assert lines[-1]["loss"] < lines[0]["loss"]
 
 
+@pytest.mark.slow
 def test_the_configuration_says_what_was_asked_for_and_done(tmp_path, train):
     out = tmp_path / "run"
     flags = ("--use-mixed-precision", "--use-gradient-checkpointing", "--disable-memory-cleanup")
@@ -125,6 +127,7 @@ def test_the_configuration_says_what_was_asked_for_and_done(tmp_path, train):
     assert config["data"]["num_entities"] == 20
 
 
+@pytest.mark.slow
 def test_the_flags_for_precision_and_checkpointing_change_how_training_is_carried_out(
     tmp_path, train
 ):
@@ -141,6 +144,7 @@ def test_the_flags_for_precision_and_checkpointing_change_how_training_is_carrie
         assert measured == pytest.approx(result["predicted_peak_bytes"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_all_that_rebuilds_the_model(tmp_path, train):
     out = tmp_path / "run"
     words = ("--epochs", "1", "--kernel-height", "2", "--output-dropout", "0.05", "-o", out)
@@ -157,6 +161,7 @@ def test_checkpoints_hold_all_that_rebuilds_the_model(tmp_path, train):
     assert torch.equal(model.entity_bias, saved["model_state_dict"]["entity_bias"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, train, whole):
     parts = tmp_path / "parts"
     train("--epochs", "2", "-o", parts)
@@ -166,6 +171,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, train, 
     assert_same_training(whole, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 4, 9, 12])
 def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
     tmp_path, train, whole, monkeypatch, step
@@ -182,6 +188,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_run_goes_on_exactly(
     assert not (parts / "checkpoints/checkpoint_interrupted.pt").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_to_type_to_go_on(tmp_path, train, monkeypatch, capsys):
     press_ctrl_c_in_step(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
@@ -192,6 +199,7 @@ def test_ctrl_c_says_what_to_type_to_go_on(tmp_path, train, monkeypatch, capsys)
     assert "--resume-from-checkpoint auto" in printed
 
 
+@pytest.mark.slow
 def test_pairs_of_answers_train_the_same_weights_as_padded_lists(tmp_path, train, monkeypatch):
     flags = ("--epochs", "1", "-o")  # from the second on rows may be in other batches
     train(*flags, tmp_path / "padded")
@@ -205,6 +213,7 @@ def test_pairs_of_answers_train_the_same_weights_as_padded_lists(tmp_path, train
     assert result["measured_peak_bytes"] == pytest.approx(result["predicted_peak_bytes"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_long_steps_are_not_run_once_more_for_the_report(tmp_path, train, monkeypatch):
     monkeypatch.setattr(workload_training, "_LONG_STEP_SECONDS", 0.0)
     result = train("--epochs", "1", "-o", tmp_path)
@@ -215,6 +224,7 @@ def test_long_steps_are_not_run_once_more_for_the_report(tmp_path, train, monkey
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_training_may_end_within_an_epoch(tmp_path, train, capsys):
     result = train("--epochs", "6", "--max-steps", "2", "-o", tmp_path)
     history = json.loads((tmp_path / "training_history.json").read_text())
@@ -224,6 +234,7 @@ def test_training_may_end_within_an_epoch(tmp_path, train, capsys):
     assert (tmp_path / "final_model.pt").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_from_its_last_steps(tmp_path, train, whole, monkeypatch):
     class KilledError(Exception):
         """In the place of a signal that nothing can catch."""
@@ -251,6 +262,7 @@ def test_a_run_that_is_killed_goes_on_from_its_last_steps(tmp_path, train, whole
     assert not found.exists()
 
 
+@pytest.mark.slow
 def test_auto_passes_over_a_checkpoint_that_was_cut_off(tmp_path, train, whole, capsys):
     parts = tmp_path / "parts"
     train("--epochs", "4", "-o", parts)
@@ -286,6 +298,7 @@ def test_writing_a_checkpoint_that_fails_leaves_the_earlier_one(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused_by_what_differs(tmp_path, train):
     out = tmp_path / "run"
     train("--epochs", "1", "-o", out)
@@ -295,6 +308,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_what_differs(tmp_path, trai
     assert (out / "final_model.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path, train):
     out = tmp_path / "run"
     train("--epochs", "2", "-o", out)
@@ -304,6 +318,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_unasked(tmp_path, train):
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["checkpoint_epoch_1.pt"]
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_the_journal_of_another_run_is_not_overwritten_either(tmp_path, train):
     out = tmp_path / "run"
     out.mkdir()
@@ -313,6 +328,7 @@ def test_a_folder_that_holds_the_journal_of_another_run_is_not_overwritten_eithe
     assert (out / "steps.jsonl").read_text() == "{}\n"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final_model(tmp_path, train):
     out = tmp_path / "run"
     with pytest.raises(MemfitError, match=r"loss is (nan|inf) in epoch \d+, step \d+"):
@@ -321,6 +337,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_writes_no_final_model(tmp_pa
     assert not (out / "best_model.pt").exists()
 
 
+@pytest.mark.slow
 def test_training_stops_when_validation_no_longer_improves(tmp_path, train):
     words = ("--epochs", "30", "--eval-every", "1", "--early-stopping-patience", "2")
     result = train(*words, "-o", tmp_path / "run", "--learning-rate", "1e-12")
@@ -330,6 +347,7 @@ def test_training_stops_when_validation_no_longer_improves(tmp_path, train):
     assert (tmp_path / f"run/checkpoints/checkpoint_epoch_{result['num_epochs']}.pt").exists()
 
 
+@pytest.mark.slow
 def test_the_test_triples_are_ranked_with_the_best_validated_weights(tmp_path, train):
     out = tmp_path / "run"
     result = train("--epochs", "12", "--eval-every", "1", "-o", out)
@@ -338,11 +356,13 @@ def test_the_test_triples_are_ranked_with_the_best_validated_weights(tmp_path, t
     assert max(line["valid_mrr"] for line in lines) == result["metrics"]["valid_mrr"]
 
 
+@pytest.mark.slow
 def test_single_targets_train_on_every_triple_of_its_own(tmp_path, train):
     result = train("--epochs", "1", "--training-target", "single", "-o", tmp_path / "run")
     assert result["metrics"]["test_mrr"] > 0
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_without_changing_the_results_or_splitting_normalised_batches(
     tmp_path, train
 ):
@@ -359,12 +379,14 @@ def test_a_budget_is_kept_without_changing_the_results_or_splitting_normalised_b
     assert planned["metrics"]["loss"] == pytest.approx(plain["metrics"]["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits_is_an_error_before_anything_is_written(tmp_path, train):
     with pytest.raises(NoPlanFitsError):
         train("--budget", "10KiB", "-o", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_saved_plan_is_carried_out_again(tmp_path, train):
     first = train("--epochs", "1", "--use-gradient-checkpointing", "-o", tmp_path / "first")
     again = train("--epochs", "1", "--plan", tmp_path / "first/plan.yaml", "-o", tmp_path / "b")
@@ -373,6 +395,7 @@ def test_a_saved_plan_is_carried_out_again(tmp_path, train):
     assert again["metrics"] == first["metrics"]
 
 
+@pytest.mark.slow
 def test_the_allocator_cache_is_never_emptied(tmp_path, train, monkeypatch):
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))

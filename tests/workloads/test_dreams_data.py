@@ -65,6 +65,7 @@ def scan(number: int, mzs, intensities, *, level: int = 2, is_zlib: bool = True,
     )
 
 
+@pytest.mark.slow
 def test_the_spectra_that_ship_are_read_whole():
     counts = {name: len(list(read_spectra(DATASETS[name], BadRecords()))) for name in DATASETS}
 

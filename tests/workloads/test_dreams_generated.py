@@ -13,8 +13,14 @@ from memfit.errors import DataError, UsageError
 from memfit_workloads.dreams.data_module import in_batches, rows_of
 from memfit_workloads.dreams.elements import atom_counts
 from memfit_workloads.dreams.finetuning import DreamsFinetuning
-from memfit_workloads.dreams.made_molecules import ELEMENTS, make_molecule, molecule_of
-from memfit_workloads.dreams.made_spectra import anion_mz, generated_spectra, is_generated
+from memfit_workloads.dreams.made_spectra import (
+    ELEMENTS,
+    anion_mz,
+    generated_spectra,
+    is_generated,
+    make_molecule,
+    molecule_of,
+)
 from memfit_workloads.dreams.ms_data import MSData
 from memfit_workloads.dreams.objectives import objective_named
 from memfit_workloads.dreams.probing import begin_at_probe, inner_loss
@@ -141,6 +147,7 @@ def test_what_a_probe_cannot_fit_is_refused(objective, head_depth, labels, reaso
         begin_at_probe(module, spectra, torch.tensor(labels), ["a", "b"], [1.0])
 
 
+@pytest.mark.slow
 def test_folds_tell_the_strength_of_their_probe(tmp_path):
     words = ("finetune", "--dataset_pth", FEW, "--dformat", "none", "--no-gpu", "--max_epochs", 1)
     words += ("--d_fourier", 12, "--d_peak", 4, "--n_heads", 2, "--mz_accuracy", "0.1")

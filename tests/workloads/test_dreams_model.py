@@ -10,8 +10,7 @@ from rich.console import Console
 
 import memfit
 from memfit.strategies import ActivationCheckpointing
-from memfit_workloads.dreams.attention import key_bias, pairwise_bias
-from memfit_workloads.dreams.backbone import DreamsBackbone
+from memfit_workloads.dreams.backbone import DreamsBackbone, key_bias, pairwise_bias
 from memfit_workloads.dreams.batches import trimmed
 from memfit_workloads.dreams.fourier import FourierBranch, fourier_features, frequencies_of
 from memfit_workloads.dreams.losses import (
@@ -166,6 +165,7 @@ def test_the_noam_schedule_rises_and_falls():
     assert noam_factor(7, 0) == 1
 
 
+@pytest.mark.slow
 def test_the_exact_bias_takes_a_fraction_of_the_documents_way_where_blocks_are_recomputed():
     """At the document's 101 tokens and batch of 64, one head's width and two blocks."""
     sizes = DreamsSizes(n_layers=2, fourier_width=64, fourier_depth=2, d_fourier=244, d_peak=12)

@@ -12,6 +12,7 @@ pytest.importorskip("lightning")
 __all__ = ["few"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["pretrain", "finetune"])
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_interrupted(
     regime: str, tmp_path: Path, few: Path

@@ -16,18 +16,17 @@ from memfit.errors import DataError, MemfitError, UsageError
 from memfit.observe.allocator_blocks import living_blocks
 from memfit.units import MIB
 from memfit_workloads.dreams import MSData, callbacks, log_memory_usage, training
-from memfit_workloads.dreams.arguments import add_arguments
+from memfit_workloads.dreams.arguments import PRESETS, add_arguments
 from memfit_workloads.dreams.batches import ContrastiveDataset, EpochOrder
 from memfit_workloads.dreams.checkpoints import read_model
 from memfit_workloads.dreams.data_module import rows_of
+from memfit_workloads.dreams.embedding import correlations, cosine_matrix, modified_cosine
 from memfit_workloads.dreams.finetuning import DreamsFinetuning
 from memfit_workloads.dreams.objectives import objective_named
-from memfit_workloads.dreams.presets import PRESETS
 from memfit_workloads.dreams.remedies import markdown, remedy_settings
 from memfit_workloads.dreams.remedy_list import REMEDIES
 from memfit_workloads.dreams.schedule import Schedule
 from memfit_workloads.dreams.settings import SMALL
-from memfit_workloads.dreams.similarity import correlations, cosine_matrix, modified_cosine
 from memfit_workloads.flags import command_of
 
 pytest.importorskip("lightning")
@@ -62,6 +61,7 @@ def run(regime: str, *words: object) -> dict:
     return train_workload("dreams", (regime, *TINY, *words))
 
 
+@pytest.mark.slow
 def test_pretraining_then_finetuning_then_embedding(tmp_path, few):
     pre, fine, out = (tmp_path / name for name in ("pre", "fine", "out"))
     shared = ("--dataset_pth", few, "--batch_size", 4, "--max_epochs", 2)
@@ -88,6 +88,7 @@ def test_pretraining_then_finetuning_then_embedding(tmp_path, few):
         run("finetune", *shared, "-o", fine)
 
 
+@pytest.mark.slow
 def test_batches_of_one_accumulate_to_batches_of_two(tmp_path, few):
     words = ("--dataset_pth", few, "--batch_size", 1, "--accumulate_grad_batches", 2)
 
@@ -97,6 +98,7 @@ def test_batches_of_one_accumulate_to_batches_of_two(tmp_path, few):
     assert result["measured_peak_bytes"] == pytest.approx(result["predicted_peak_bytes"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_folds_are_reported_beside_logistic_regression(tmp_path, few):
     words = ("--dataset_pth", few, "--folds", 2, "--max_epochs", 1, "--train_objective", "has_N")
 
@@ -131,6 +133,7 @@ def test_every_objective_keeps_the_batch_axis_at_a_batch_of_one():
     assert module.sample_losses(triplet).shape == (1,)
 
 
+@pytest.mark.slow
 def test_properties_are_scaled_by_the_training_labels_and_given_back():
     pytest.importorskip("rdkit")
     objective = objective_named("mol_props", 16)
@@ -169,6 +172,7 @@ def test_an_epoch_has_every_row_once_in_its_own_order():
     assert first != second
 
 
+@pytest.mark.slow
 def test_unknown_molecules_are_refused_or_left_out(tmp_path, few):
     few.write_text(few.read_text().replace("SMILES=CCN", "SMILES=C?N", 1))
     words = ("--dataset_pth", few, "--max_epochs", 1, "-o", tmp_path / "run")
@@ -181,6 +185,7 @@ def test_unknown_molecules_are_refused_or_left_out(tmp_path, few):
     assert len(config["data_and_plan"]["bad_records"]) == 1
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_leaves_no_final_model(tmp_path, few):
     words = ("--dataset_pth", few, "--max_epochs", 3, "--lr", "1e30", "--gradient_clip_val", 0)
 
@@ -280,6 +285,7 @@ def test_similarities_are_what_they_say():
     assert figures["pearson"] < 1
 
 
+@pytest.mark.slow
 def test_sixty_epochs_with_validation_hold_no_more_than_three(tmp_path, few, monkeypatch):
     pytest.importorskip("rdkit")
     held: dict[int, int] = {}

@@ -33,6 +33,7 @@ def command(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_chain_file_is_one_run_of_its_stages(tmp_path: Path, capsys) -> None:
     chain, folder = tmp_path / "chain.yaml", tmp_path / "run"
     chain.write_text(CHAIN)
@@ -57,6 +58,7 @@ def test_a_chain_file_that_is_not_there_or_names_no_stage(tmp_path: Path, capsys
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_document_s_settings_train_where_its_precision_can_be_had(
     tmp_path: Path, capsys
 ) -> None:
@@ -81,6 +83,7 @@ def test_the_document_s_settings_train_where_its_precision_can_be_had(
     assert result["metrics"]["lorentz_violation"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_padding_to_the_longest_trains_the_same_weights(tmp_path: Path, capsys) -> None:
     exact = (
         *("--stage", "05", "--set", "training.trainer.precision=64-true"),

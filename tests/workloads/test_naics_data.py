@@ -66,6 +66,7 @@ def test_a_code_without_its_parent_is_refused():
         make_tree(["11", "1111"])
 
 
+@pytest.mark.slow
 def test_the_texts_that_ship_are_the_whole_tree_of_2022():
     texts = read_texts()
     found = make_tree(list(texts))
@@ -217,6 +218,7 @@ data_loader: {tokenization: {max_length: 8}}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_stage_has_the_batch_and_the_negatives_that_are_asked_for(tmp_path):
     config = tmp_path / "config.yaml"

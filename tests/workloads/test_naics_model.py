@@ -186,6 +186,7 @@ def test_the_cost_of_a_wrong_order_by_hand():
     assert lambda_rank(distances, tree, alone).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_same_under_both_paddings(tree, table):
     sizes = replace(SIZES, unit_length=True)
     module = NaicsContrastive(sizes, LossSettings(rank_weight=0.275), OptimizerSettings()).double()
@@ -262,6 +263,7 @@ def test_frozen_layers_have_no_lora():
     assert all(".layer.1." in name for name in learns)
 
 
+@pytest.mark.slow
 def test_padding_and_other_rows_change_no_point(tree, table):
     module = NaicsContrastive(SIZES, LossSettings(), OptimizerSettings()).double().eval()
     rows = [3, 9, 20, 40]
@@ -387,6 +389,7 @@ def cached(**settings):
     return memfit.Plan(strategies=(found,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("negatives", ["own", "shared"])
 def test_cached_gradients_are_those_of_the_whole_step_with_dropout_and_experts(
     tree, table, negatives
@@ -401,6 +404,7 @@ def test_cached_gradients_are_those_of_the_whole_step_with_dropout_and_experts(
         assert float((mine - its).norm()) <= 1e-10 * max(float(its.norm()), 1e-6)
 
 
+@pytest.mark.slow
 def test_cached_gradients_without_dropout_are_the_plain_step(tree, table):
     batch = step_of(data_of(tree, table, 7))
     job = job_of(batch, dropout=0.0)
@@ -411,6 +415,7 @@ def test_cached_gradients_without_dropout_are_the_plain_step(tree, table):
         assert float((mine - its).norm()) <= 1e-10 * max(float(its.norm()), 1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_are_refused_for_the_loss_over_the_step(tree, table):
     batch = step_of(data_of(tree, table, 6))
     job = job_of(batch, dropout=0.0)

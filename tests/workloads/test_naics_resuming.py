@@ -17,6 +17,8 @@ pytest.importorskip("peft")
 
 from memfit_workloads.naics.checkpoints import LAST, StageCheckpoints
 
+pytestmark = pytest.mark.slow
+
 TWO_STAGES = (
     *("--stage", "01", "--stage", "01", "--no-baselines"),
     *("--set", "data_loader.batch_size=130", "--set", "training.trainer.max_steps=-1"),

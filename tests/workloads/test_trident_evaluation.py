@@ -129,6 +129,7 @@ def pixels(picture: bytes) -> np.ndarray:
     return imread(io.BytesIO(picture), format="png")
 
 
+@pytest.mark.slow
 def test_the_picture_shows_every_bin_with_its_clips(monkeypatch):
     from matplotlib.axes import Axes
 
@@ -151,6 +152,7 @@ def test_the_picture_shows_every_bin_with_its_clips(monkeypatch):
         assert places == pytest.approx(middles.tolist())
 
 
+@pytest.mark.slow
 def test_one_answer_of_one_class_can_be_drawn():
     one = torch.ones(1)
     assert calibration.calibration_picture(answers(one, one, 0 * one, 0 * one))[:4] == b"\x89PNG"

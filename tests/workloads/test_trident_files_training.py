@@ -71,6 +71,7 @@ def assert_same(ours: Batches, theirs: Batches) -> None:
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_video_that_is_read_ahead_gives_the_batches_of_clips_in_memory(written):
     in_memory = steps(training(*GENERATED), 5)
     assert not torch.equal(in_memory[0]["rgb"], in_memory[2]["rgb"])
@@ -78,6 +79,7 @@ def test_video_that_is_read_ahead_gives_the_batches_of_clips_in_memory(written):
     assert_same(steps(training(*written), 5), in_memory)
 
 
+@pytest.mark.slow
 def test_within_an_epoch_a_continuation_reads_what_the_run_would_have_read(written):
     whole = steps(training(*written), 5)
     first, second = (training(*written, "--num-workers", 2) for _ in range(2))
@@ -87,6 +89,7 @@ def test_within_an_epoch_a_continuation_reads_what_the_run_would_have_read(writt
     assert_same(steps(second, 1), whole[4:])
 
 
+@pytest.mark.slow
 def test_a_run_is_not_continued_on_other_records(written):
     manifest = Path(written[1])
     lines = manifest.read_text().splitlines()

@@ -96,6 +96,7 @@ def trained(job, batches) -> tuple[list[float], dict[str, torch.Tensor], dict[st
     return losses, first, {name: each.detach() for name, each in own.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", SUBSETS, ids=" ".join)
 def test_loss_gradients_and_weights_after_three_epochs_are_those_of_the_whole_model(
     tmp_path, in_double, frozen

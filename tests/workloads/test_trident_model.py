@@ -11,13 +11,12 @@ from torch import nn
 from memfit_workloads.trident import attention as attention_module
 from memfit_workloads.trident.attention import SelfAttention
 from memfit_workloads.trident.clips import blank_batch
-from memfit_workloads.trident.cool_curve import curves_of
 from memfit_workloads.trident.fusion import CrossAttnFusion
 from memfit_workloads.trident.generated import GeneratedClips
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.kine_feat import KineFeat
 from memfit_workloads.trident.losses import batch_loss
-from memfit_workloads.trident.model import TridentNet, build_model
+from memfit_workloads.trident.model import TridentNet, build_model, curves_of
 from memfit_workloads.trident.sizes import DEMO, DOCUMENT, TridentSizes
 
 # Millions, of the document's own implementation; FlashNet-V is none of them.
@@ -68,6 +67,7 @@ def test_the_optimizer_has_every_weight():
     assert held == {id(each) for each in model.parameters()}
 
 
+@pytest.mark.slow
 def test_every_weight_moves_in_a_step():
     job = build_job(DEMO, StepSettings(batch_size=4, weight_decay=0.0))
     model = job.model()

@@ -15,7 +15,7 @@ import memfit
 from memfit.errors import DataError, NoPlanFitsError, UsageError
 from memfit.units import GIB
 from memfit_workloads import load_workload
-from memfit_workloads.trident import offload_folder, placed_memory
+from memfit_workloads.trident import offload_folder, train
 from memfit_workloads.trident.__main__ import words_from
 from memfit_workloads.trident.deepspeed_file import check_beside_job, read_deepspeed_file
 from memfit_workloads.trident.four_bit import four_bit_base, four_bit_figures, num_weights
@@ -23,12 +23,12 @@ from memfit_workloads.trident.host_branches import saved_bytes
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.memory_plan import _excluded
 from memfit_workloads.trident.offload_folder import spilling_to
-from memfit_workloads.trident.placed_memory import fixed_strategies
 from memfit_workloads.trident.placement_lines import placement_lines
 from memfit_workloads.trident.remedies import with_remedies
 from memfit_workloads.trident.settings import TridentSettings
 from memfit_workloads.trident.shipped_files import DEEPSPEED, FOLDER, TASKS
 from memfit_workloads.trident.sizes import DEMO, DOCUMENT
+from memfit_workloads.trident.train import fixed_strategies
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +62,14 @@ def test_limits_become_the_budgets_of_the_planner():
     )
     assert settings.memory_settings.budget_bytes == 39 * GIB
     with spilling_to(settings.placement.offload_folder):
-        memory = placed_memory.placed_memory(settings)
+        memory = train.placed_memory(settings)
     assert memory.host_bytes == 30 * GIB
     assert memory.disk_bytes is not None
 
 
 def test_without_the_flags_nothing_changes():
     settings = settings_of()
-    memory = placed_memory.placed_memory(settings)
+    memory = train.placed_memory(settings)
     assert memory == settings.memory_settings
     assert (memory.host_bytes, memory.disk_bytes, memory.require) == (None, None, ())
     assert fixed_strategies(settings) == ()
@@ -119,6 +119,7 @@ def test_more_steps_make_micro_batches_smaller_and_not_the_batch_larger(words, s
 # --- The configuration of DeepSpeed.
 
 
+@pytest.mark.slow
 def test_the_document_s_configuration_works_and_says_what_one_process_has_no_use_for():
     settings = settings_of("--deepspeed-config", DEEPSPEED)
     assert settings.placement.deepspeed_config == FOLDER / DEEPSPEED
@@ -269,13 +270,12 @@ def test_each_flag_says_in_a_line_what_it_does_here(words, is_on_cpu, says):
     ],
 )
 def test_states_are_offloaded_where_there_is_a_place_for_them(monkeypatch, words, requires):
-    monkeypatch.setattr(placed_memory, "devices", lambda name: (name or "cpu",) * 2)
+    monkeypatch.setattr(train, "devices", lambda name: (name or "cpu",) * 2)
     Path("out").mkdir()
-    assert ("optimizer-offload" in placed_memory.placed_memory(settings_of(*words)).require) == (
-        requires
-    )
+    assert ("optimizer-offload" in train.placed_memory(settings_of(*words)).require) == (requires)
 
 
+@pytest.mark.slow
 def test_four_bit_weights_lie_in_transformer_blocks_alone_and_save_little():
     strategy = four_bit_base(DOCUMENT)
     assert strategy.freezes == "packed"
@@ -365,6 +365,7 @@ def test_a_folder_on_a_full_disk_is_named(monkeypatch):
         pass
 
 
+@pytest.mark.slow
 def test_remedies_are_those_that_are_left_and_say_what_would_not_help():
     error = NoPlanFitsError(39 * GIB, 44 * GIB, {"saved activations": 40 * GIB}, ("bf16",))
     words = ("--model", "document", "--batch-size", 2, "--grad-accum-steps", 8)

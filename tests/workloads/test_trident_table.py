@@ -25,7 +25,6 @@ from memfit_workloads.trident.benchmark_table.figures import (
     with_card,
 )
 from memfit_workloads.trident.benchmark_table.findings import findings_of, sentences
-from memfit_workloads.trident.benchmark_table.recorded import PATH, recorded_table
 from memfit_workloads.trident.benchmark_table.rows import (
     ALL_STATES,
     BASELINE,
@@ -37,6 +36,7 @@ from memfit_workloads.trident.benchmark_table.rows import (
     ROWS,
     Place,
 )
+from memfit_workloads.trident.benchmark_table.show import PATH, recorded_table
 from memfit_workloads.trident.four_bit import four_bit_base
 from memfit_workloads.trident.job import StepSettings, build_job
 from memfit_workloads.trident.sizes import DEMO, DOCUMENT

@@ -144,6 +144,7 @@ def stretches() -> dict[str, footage.Footage]:
     return footage.open_footage(SIZES, ("train", "valid", "test"))
 
 
+@pytest.mark.slow
 def test_each_part_has_frames_of_each_film_that_no_other_has(stretches):
     for place in range(len(footage.FILMS)):
         films = [stretches[part].films[place] for part in ("train", "valid", "test")]
@@ -154,6 +155,7 @@ def test_each_part_has_frames_of_each_film_that_no_other_has(stretches):
         assert films[0].shape[1] > 2 * films[2].shape[1] > 40
 
 
+@pytest.mark.slow
 def test_footage_moves_behind_the_same_shapes(stretches):
     plain = GeneratedClips(sizes=SIZES, num_clips=12, seed=4)
     real = GeneratedClips(sizes=SIZES, num_clips=12, seed=4, footage=stretches["train"])
@@ -176,6 +178,7 @@ def test_footage_moves_behind_the_same_shapes(stretches):
     assert np.median(moves) > 0.02
 
 
+@pytest.mark.slow
 def test_a_continuation_on_other_backgrounds_would_be_told_apart(stretches, monkeypatch):
     monkeypatch.setattr("memfit_workloads.trident.sources.open_footage", lambda *_: stretches)
     plain, real = (

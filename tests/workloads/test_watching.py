@@ -19,6 +19,7 @@ CONVE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["a10-24gb", "cpu"])
 def test_a_dry_run_plans_for_any_device_and_writes_nothing(device, tmp_path):
     folder = tmp_path / "run"
@@ -29,6 +30,7 @@ def test_a_dry_run_plans_for_any_device_and_writes_nothing(device, tmp_path):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_what_is_required_is_in_the_plan(tmp_path):
     words = (
         *CONVE,
@@ -46,6 +48,7 @@ def test_what_is_required_is_in_the_plan(tmp_path):
         train_workload("conve", (*words, "--plan", "plan.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "name"), [("t4", "fp16"), ("a10", "bf16"), ("cpu", "bf16")])
 def test_mixed_precision_is_in_what_the_device_has(device, name, tmp_path):
     words = (*CONVE, "--dry-run", "--device", device, "-o", tmp_path, "--use-mixed-precision")
@@ -53,6 +56,7 @@ def test_mixed_precision_is_in_what_the_device_has(device, name, tmp_path):
     assert has_bfloat16(device) == (name == "bf16")
 
 
+@pytest.mark.slow
 def test_steps_are_shown_in_tensorboard_and_leaks_looked_for(tmp_path):
     pytest.importorskip("tensorboard")
     board = tmp_path / "board"
@@ -61,6 +65,7 @@ def test_steps_are_shown_in_tensorboard_and_leaks_looked_for(tmp_path):
     assert list(board.rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_the_functions_of_the_document_train_as_the_command_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = {

@@ -119,6 +119,7 @@ each_precision = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @each_precision
 def test_densities_are_those_of_the_precisions_written_out(precision, noise):
     built, samples = mixture(precision, noise), samples_of()
@@ -129,6 +130,7 @@ def test_densities_are_those_of_the_precisions_written_out(precision, noise):
         same_gradients(found.mean(), expected.mean(), list(built.network.parameters()), 1e-9)
 
 
+@pytest.mark.slow
 @each_precision
 @pytest.mark.parametrize("chunk", [None, 1, 2, 7])
 def test_the_objective_is_that_of_an_autograd_hessian(precision, noise, chunk):
@@ -249,6 +251,7 @@ def test_accumulation_over_any_number_of_parts_is_one_step_of_the_whole_mixture(
         assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, 2, 4])
 def test_centres_split_over_devices_train_one_network(script, num_devices):
     args = SimpleNamespace(lr=0.1, weight_decay=0.0, chunk_size=2)
@@ -262,6 +265,7 @@ def test_centres_split_over_devices_train_one_network(script, num_devices):
     assert owned == {id(p) for p in script.net.parameters()}, "the optimizer holds one network"
 
 
+@pytest.mark.slow
 def test_a_chunk_that_is_not_given_is_the_largest_that_fits_what_is_free(script, monkeypatch):
     centers = torch.randn(200, NUM_DIMENSIONS, dtype=torch.float64)
 
@@ -304,7 +308,10 @@ def test_what_a_script_gets_wrong_is_said(script):
     with pytest.raises(JobError, match="stab is 0"):
         trainer.compute_loss(script.samples, 0.0)
     other = wpo_sgm.setup_chunked_training(nn.Linear(NUM_DIMENSIONS, 3).double(), script.centers, 4)
-    with pytest.raises(JobError, match=r"\(4, 3\) for 4 centres"):
+    with (
+        pytest.warns(MemfitWarning, match="cannot be recorded"),
+        pytest.raises(JobError, match=r"\(4, 3\) for 4 centres"),
+    ):
         other.compute_loss(script.samples)
     with pytest.raises(JobError, match="accumulation_steps is 0"):
         wpo_sgm.setup_gradient_accumulation_training(script.net, script.centers, 0)

@@ -66,6 +66,7 @@ def same_training(found: Path, expected: Path) -> None:
         assert our_loss == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_writes_every_output_and_says_what_it_reached(whole, folder):
     assert "wpo-sgm" in workload_names()
     assert folder.parts[-2:] == ("strategy_auto", "centers_10")
@@ -89,6 +90,7 @@ def test_a_run_writes_every_output_and_says_what_it_reached(whole, folder):
     assert density.isfinite().all()
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_where_matplotlib_is_installed(folder):
     pytest.importorskip("matplotlib")
     for name in ("samples.png", "density.png"):
@@ -97,6 +99,7 @@ def test_pictures_are_drawn_where_matplotlib_is_installed(folder):
     assert page.count("data:image/png;base64") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -117,6 +120,7 @@ WIDE = (
 )
 
 
+@pytest.mark.slow
 def test_a_budget_is_kept_by_streaming_over_the_centres(tmp_path):
     plain = train("--save", tmp_path / "plain", *WIDE)
     result = train("--save", tmp_path / "small", *WIDE, "--budget-fraction", "0.3")
@@ -127,6 +131,7 @@ def test_a_budget_is_kept_by_streaming_over_the_centres(tmp_path):
         train("--save", tmp_path / "none", "--budget", "1KiB")
 
 
+@pytest.mark.slow
 def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_path):
     with pytest.raises(
         NoPlanFitsError, match=r"with loss-chunking\(50\).*so nothing else was tried"
@@ -137,6 +142,7 @@ def test_a_chunk_that_does_not_fit_the_budget_is_refused_before_training(tmp_pat
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["one_cycle", "reduce_on_plateau", "step"])
 def test_an_interrupted_run_continues_exactly(tmp_path, monkeypatch, scheduler):
     words = ("--scheduler_type", scheduler, *AS_IT_IS)
@@ -159,6 +165,7 @@ def test_an_interrupted_run_continues_exactly(tmp_path, monkeypatch, scheduler):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_without_a_final_model(tmp_path):
     with pytest.raises(MemfitError, match="The loss is nan"):
         train(
@@ -231,6 +238,7 @@ def test_distances_between_distributions():
     assert memorisation(b[:300], b[300:], a)["distance_ratio"] == pytest.approx(1.0, abs=0.2)
 
 
+@pytest.mark.slow
 def test_likelihoods_of_simple_densities():
     generator = torch.Generator().manual_seed(0)
     train_part, validation, test = torch.randn(3, 4000, 2, generator=generator)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import random
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -413,6 +415,36 @@ def _noting(log: list[float], model: nn.Module, x: torch.Tensor, **settings: Any
 @sample("loss.args[0]", "loss.keywords['seen']")
 def partial_with_lists() -> Job:
     return job(linear, loss=functools.partial(_noting, [], seen=[]))
+
+
+SCALE: ContextVar[float] = ContextVar("scale", default=1.0)
+
+
+@sample("tests.zoo.stateful_modules.SCALE")
+def context_variable() -> Job:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        SCALE.set(SCALE.get() * 0.9)
+        return mean_square(model, x) * SCALE.get()
+
+    return job(linear, loss=loss)
+
+
+@sample("os.environ")
+def environment() -> Job:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        os.environ["OF_A_SAMPLE"] = f"{os.environ.get('OF_A_SAMPLE', '')}I"
+        return mean_square(model, x) * len(os.environ["OF_A_SAMPLE"])
+
+    return job(linear, loss=loss)
+
+
+@sample("torch.backends.cudnn.benchmark")
+def settings_of_the_process() -> Job:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+        return mean_square(model, x) * (1 + torch.backends.cudnn.benchmark)
+
+    return job(linear, loss=loss)
 
 
 class Loss:

@@ -7,7 +7,7 @@ pretrain of extensions/thunder, lit_gpt/utils.py (``chunked_cross_entropy``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -45,10 +45,27 @@ _PLACES = ("query", "key", "value", "projection", "mlp", "head")
 def rebuilt(fields: Mapping[str, Any]) -> PublishedStep:
     """Rebuild a row of litgpt."""
     refuse_compiled(fields)
-    return PublishedStep(setup=partial(_set_up, fields), num_steps=1)
+    return PublishedStep(
+        setup=partial(_set_up, fields), num_steps=1, readings=tuple(_readings(fields))
+    )
 
 
-def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
+def _readings(fields: Mapping[str, Any]) -> Iterator[PublishedStep]:
+    """Yield what a row leaves open: what came before, and which update the reading contains."""
+    if "longest sample of the data set" in fields["steps"]:
+        return  # there is one such micro-batch, and all others are shorter
+    in_a_row = partial(_set_up, fields, num_micro_batches=2)
+    if "LoRA" in fields["task"]:
+        yield PublishedStep(setup=in_a_row, num_steps=1)
+        return
+    yield PublishedStep(setup=partial(_set_up, fields, updates=False), num_steps=1)
+    yield PublishedStep(setup=partial(_set_up, fields), num_steps=2)
+    yield PublishedStep(setup=in_a_row, num_steps=2)
+
+
+def _set_up(
+    fields: Mapping[str, Any], *, updates: bool = True, num_micro_batches: int = 1
+) -> Callable[[], None]:
     config = _configuration(fields)
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -67,7 +84,7 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
         trained, lr=3e-4, weight_decay=0.01, fused=is_fused, foreach=not is_fused
     )
     tokens = torch.randint(0, config.vocabulary, (fields["micro_batch"], fields["sequence"]))
-    return _step(fields, model, optimizer, tokens.cuda())
+    return _step(fields, model, optimizer if updates else None, [tokens.cuda()] * num_micro_batches)
 
 
 def _configuration(fields: Mapping[str, Any]) -> Configuration:
@@ -109,7 +126,10 @@ def _adapters(task: str) -> Adapters:
 
 
 def _packed(fields: Mapping[str, Any]) -> Callable[[int, int, bool], nn.Module]:
-    """Return what makes 4-bit layers as the row's version of bitsandbytes has them."""
+    """Return what makes 4-bit layers as the row's version of bitsandbytes has them.
+
+    litgpt has them compute in the dtype of its precision, and asks for bitsandbytes 0.42.
+    """
     is_nested = "double quant" in fields["task"] and "no double" not in fields["task"]
     version = (fields.get("library_versions") or {}).get("bitsandbytes", "0.42")
     keeps_input = tuple(int(each) for each in re.findall(r"\d+", version)[:2]) < (0, 43)
@@ -136,29 +156,42 @@ def _sharded(model: nn.Module, fields: Mapping[str, Any]) -> nn.Module:
 
 
 def _step(
-    fields: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Any
+    fields: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    micro_batches: Sequence[torch.Tensor],
 ) -> Callable[[], None]:
-    """Write one micro-batch as Fabric runs it, and the update that comes after the last one.
+    """Write micro-batches as Fabric runs them, and the update that comes after the last one.
 
     The wrapper that ``fabric.setup`` puts around a model returns everything in float32
     (``HalfPrecision.convert_output``), logits among it. Gradients of micro-batches before the last
-    one are not reduced (``fabric.no_backward_sync``).
+    one are not reduced (``fabric.no_backward_sync``). Without an optimizer nothing is updated:
+    where gradients are accumulated, a short run may end before that. Scripts of fine-tuning bind
+    logits anew once the model has returned: until then the last ones live, and what their graph
+    keeps without telling autograd, such as the inputs of 4-bit layers.
     """
     is_chunked = "chunks of 128" in fields["loss"]
     loss_chunk = 0 if "chunk_size=0" in fields["loss"] else _CHUNK
     is_accumulating = _num_accumulated(fields) > 1 and fields["ranks"] > 1
 
+    binds_logits = "pre-training" not in fields["task"]
+    bound: dict[str, Any] = {}
+
     def step() -> None:
-        with model.no_sync() if is_accumulating else nullcontext():
-            micro_batch(tokens)
+        for tokens in micro_batches:
+            with model.no_sync() if is_accumulating else nullcontext():
+                micro_batch(tokens)
         if is_accumulating:
-            micro_batch(tokens[:1, :_SHORT])  # the last ones are shorter
-        optimizer.step()
-        optimizer.zero_grad()
+            micro_batch(micro_batches[0][:1, :_SHORT])  # the last ones are shorter
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
 
     def micro_batch(tokens: torch.Tensor) -> None:
         logits = model(tokens, _CHUNK if is_chunked else 0)
         logits = tree_map_only(torch.Tensor, torch.Tensor.float, logits)
+        if binds_logits:
+            bound["logits"] = logits
         if is_chunked:
             logits[-1] = logits[-1][..., :-1, :]
             loss = _loss_of_chunks(logits, tokens[..., 1:])

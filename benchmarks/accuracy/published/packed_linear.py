@@ -22,7 +22,13 @@ class PackedLinear(nn.Module):
     """Hold a weight in 4 bits, with a scale of each 64 values; nested ones are packed again."""
 
     def __init__(
-        self, n_in: int, n_out: int, bias: bool, *, is_nested: bool, keeps_input: bool
+        self,
+        n_in: int,
+        n_out: int,
+        bias: bool,
+        *,
+        is_nested: bool,
+        keeps_input: bool,
     ) -> None:
         super().__init__()
         num_values, num_scales = n_in * n_out, -(-n_in * n_out // _BLOCK)
@@ -57,7 +63,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: PackedLinear) -> torch.Tensor:
         ctx.layer = layer
-        out = nn.functional.linear(x, _unpacked(layer, x.dtype), layer.bias)
+        bias = None if layer.bias is None else layer.bias.to(x.dtype)
+        out = nn.functional.linear(x, _unpacked(layer, x.dtype), bias)
         ctx.kept = x if layer.keeps_input and ctx.needs_input_grad[0] else None
         return out
 

@@ -18,6 +18,8 @@ class PublishedStep:
     measured_from_step: int = 0
     notes: tuple[str, ...] = ()
     """What is assumed."""
+    readings: tuple[PublishedStep, ...] = ()
+    """What the description allows as well; each is recorded, and the interval spans them all."""
 
 
 def refuse_compiled(fields: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Rebuilds rows of fms-acceleration: transformers' Trainer, on one card or under FSDP1.
 
-Source: the project's benchmark.py, scenarios.yaml and accelerate.yaml; transformers 4.45 and 4.48
-(what a causal model's loss does), trl's and the project's way to prepare 4-bit models, accelerate
-0.34 and 1.0 (``FullyShardedDataParallelPlugin``), peft 0.12 and 0.13.
+Source: the project's benchmark.py, scenarios.yaml, accelerate.yaml and fast kernels; transformers
+4.45 and 4.48 (losses of Granite and GPTBigCode, the cache of the latter), trl's and the project's
+way to prepare 4-bit models, accelerate 0.34 and 1.0 (``FullyShardedDataParallelPlugin``), peft 0.12
+and 0.13.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision
+from torch.utils._pytree import tree_map_only
 
 from accuracy.loading import load_one_by_one
 from accuracy.packages import CannotRebuild, load_package
@@ -47,9 +49,10 @@ def _set_up(fields: Mapping[str, Any]) -> Callable[[], None]:
     def step() -> None:
         batch = ids.cuda()
         with precision():
-            loss, _ = wrapped(input_ids=batch)
-            del _
-        del batch
+            loss, output = wrapped(input_ids=batch)
+        if _is_mixed(fields):  # as accelerate's ``ConvertOutputsToFp32`` does
+            output = tree_map_only(torch.Tensor, torch.Tensor.float, output)
+        del batch, output
         loss.backward()
         if isinstance(wrapped, FullyShardedDataParallel):
             wrapped.clip_grad_norm_(1.0)
@@ -108,13 +111,49 @@ def _built(fields: Mapping[str, Any]) -> Any:
         load_one_by_one(model, torch.bfloat16, place)
         place_scales(model, "cuda")
     model.gradient_checkpointing_enable()
-    model.forward = types.MethodType(partial(loss_and_logits, upcasts=upcasts), model)
+    is_fast = "foak" in str(fields.get("framework_config"))
+    loss_of = _InPlaceCrossEntropy.apply if is_fast else F.cross_entropy
+    forward = partial(loss_and_logits, upcasts=upcasts, loss_of=loss_of)
+    model.forward = types.MethodType(forward, model)
     return model
 
 
-def loss_and_logits(model: Any, input_ids: torch.Tensor, *, upcasts: bool, **_others: Any) -> Any:
-    """Return the loss as transformers 4.45 computed it, on a copy of the shifted logits."""
+class _InPlaceCrossEntropy(torch.autograd.Function):
+    """The project's fast kernel, in the bytes that it takes: gradients are written over logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        sums = torch.empty(labels.shape, dtype=torch.float32, device=logits.device)
+        ctx.save_for_backward(logits, sums, labels)
+        return torch.empty_like(sums).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: Any) -> tuple[torch.Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def loss_and_logits(
+    model: Any,
+    input_ids: torch.Tensor,
+    *,
+    upcasts: bool,
+    loss_of: Callable[..., Any] = F.cross_entropy,
+    **_others: Any,
+) -> Any:
+    """Return the loss as transformers 4.45 computed it, on a copy of the shifted logits.
+
+    The output also has keys and values of each layer of GPTBigCode, which goes on filling its
+    cache while it checkpoints. They are views of what the fused projection returns, queries too.
+    """
+    cache: list[torch.Tensor] = []
+    hooks = [
+        module.register_forward_hook(lambda _m, _inputs, fused: cache.append(fused.detach()))
+        for name, module in model.named_modules()
+        if name.endswith("attn.c_attn")
+    ]
     hidden = model.base_model(input_ids=input_ids).last_hidden_state
+    for hook in hooks:
+        hook.remove()
     logits = model.lm_head(hidden)
     scaling = getattr(model.config, "logits_scaling", None)
     if scaling is not None:
@@ -123,7 +162,7 @@ def loss_and_logits(model: Any, input_ids: torch.Tensor, *, upcasts: bool, **_ot
         logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     labels = input_ids[..., 1:].contiguous()
-    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1)), logits
+    return loss_of(shifted.view(-1, shifted.size(-1)), labels.view(-1)), (logits, cache)
 
 
 def _adapted(model: Any, fields: Mapping[str, Any]) -> Any:

@@ -74,7 +74,12 @@ def _place(pool: Pool, num_bytes: int, device: DeviceMemory, large_segment_bytes
     for unmapped in pool.unmapped:
         before = unmapped.previous
         block = before if before is not None and before.state != ALLOCATED else unmapped
-        if _has_room(block, num_bytes):
+        room_bytes = 0
+        following: Block | None = block
+        while room_bytes < num_bytes and following is not None and following.state != ALLOCATED:
+            room_bytes += following.num_bytes
+            following = following.next
+        if room_bytes >= num_bytes:
             return block
     granule = SMALL_SEGMENT_BYTES if pool.is_small else large_segment_bytes
     space_bytes = -(-ADDRESS_SPACE_BYTES // granule) * granule
@@ -82,16 +87,6 @@ def _place(pool: Pool, num_bytes: int, device: DeviceMemory, large_segment_bytes
     block = Block(pool, segment.address, space_bytes, UNMAPPED, segment)
     pool.insert_unmapped(block)
     return block
-
-
-def _has_room(block: Block, num_bytes: int) -> bool:
-    """Test whether a block and what follows it, up to the next allocated one, are large enough."""
-    room_bytes = 0
-    following: Block | None = block
-    while room_bytes < num_bytes and following is not None and following.state != ALLOCATED:
-        room_bytes += following.num_bytes
-        following = following.next
-    return room_bytes >= num_bytes
 
 
 def _map(block: Block, num_bytes: int, device: DeviceMemory) -> bool:

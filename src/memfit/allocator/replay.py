@@ -197,7 +197,16 @@ def smallest_capacity_bytes(
     largest = _num_steps(int(peak_bytes / fraction) + 1 if fraction < 1.0 else peak_bytes)
     while not survives(largest):  # a fraction with garbage collection may need more than its share
         largest += largest // 8 + 1
-    smallest = _num_steps(_peak_of_requests(events, sizes, unbounded))
+    # Less than the peak of the rounded requests alone never suffices.
+    rounded = CachingAllocator(unbounded).rounded
+    current = peak = 0
+    for event in events:
+        if event >= 0:
+            current += rounded(sizes[event])
+            peak = max(peak, current)
+        else:
+            current -= rounded(sizes[-1 - event])
+    smallest = _num_steps(peak)
     while smallest < largest:
         middle = (smallest + largest) // 2
         if survives(middle):
@@ -209,18 +218,3 @@ def smallest_capacity_bytes(
 
 def _num_steps(num_bytes: int) -> int:
     return -(-num_bytes // SEGMENT_ROUNDING_BYTES)
-
-
-def _peak_of_requests(
-    events: Sequence[int], sizes: Sequence[int], settings: AllocatorSettings
-) -> int:
-    """Return the peak of the rounded requests alone: less than this never suffices."""
-    rounded = CachingAllocator(settings).rounded
-    current = peak = 0
-    for event in events:
-        if event >= 0:
-            current += rounded(sizes[event])
-            peak = max(peak, current)
-        else:
-            current -= rounded(sizes[-1 - event])
-    return peak

@@ -91,7 +91,11 @@ class AllocatorSettings:
         found: dict[str, object] = {}
         for key, value in _entries("".join(text.split())):
             if key == "backend":
-                _check_backend(value)
+                if value != "native":
+                    raise UsageError(
+                        f"The allocator backend {value!r} is not modelled; needed is native. "
+                        "Take backend out of PYTORCH_ALLOC_CONF."
+                    )
             elif key in _READERS:
                 field, reader = _READERS[key]
                 found[field] = reader(key, value)
@@ -156,14 +160,6 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
             )
         yield match[1], match[2]
         position = match.end()
-
-
-def _check_backend(value: str) -> None:
-    if value != "native":
-        raise UsageError(
-            f"The allocator backend {value!r} is not modelled; needed is native. "
-            "Take backend out of PYTORCH_ALLOC_CONF."
-        )
 
 
 def _read_bool(key: str, value: str) -> bool:

@@ -13,8 +13,9 @@ from memfit.analysis.separability import Culprit
 from memfit.analysis.use import argument_names, operator_name
 from memfit.trace.operators import written_arguments
 
-_COPIES = frozenset({"clone", "contiguous", "_lazy_clone"})
-"""What torch puts in where the layout of a tensor asks for it: sizes decide that, values do not."""
+_COPIES = frozenset({"clone", "contiguous", "_lazy_clone", "_to_copy"})
+"""What is put in where the layout of a tensor asks for it, or a hook keeps what is large: sizes
+decide that, values do not."""
 _RESHAPES = frozenset({"view", "_unsafe_view", "_reshape_alias", "reshape"})
 
 
@@ -79,13 +80,13 @@ class Alignment:
             elif call is not None and (like := self._sum_over_one(call)) is not None:
                 here += 1
                 yield call, like
-            elif call is not None and (_is_copy(call) or self._repeats_nothing(call)):
+            elif call is not None and (_is_copy(call, self._first) or self._repeats_nothing(call)):
                 self._follow_copy(call)
                 source = call.arguments[0].number
                 self.other_of[call.results[0].number] = self.other_of[source]
                 here += 1
                 yield call, None
-            elif other is not None and _is_copy(other):
+            elif other is not None and _is_copy(other, self._second):
                 sources = self._other_canon[other.arguments[0].number]
                 self._other_canon[other.results[0].number] = sources
                 self._copied |= sources
@@ -231,8 +232,12 @@ def _is_alike(recordings: tuple[Dataflow, Dataflow], numbers: tuple[int, int]) -
     return repr(one) == repr(other)
 
 
-def _is_copy(call: Call) -> bool:
-    return operator_name(call.func) in _COPIES
+def _is_copy(call: Call, recording: Dataflow) -> bool:
+    """Return whether a call gives the numbers that it is given, in the same dtype."""
+    if operator_name(call.func) not in _COPIES:
+        return False
+    source, result = call.arguments[0].number, call.results[0].number
+    return recording.shapes[source].dtype is recording.shapes[result].dtype
 
 
 def _same_operator(call: Call, other: Call) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
 import torch
 
+from memfit.analysis.draw_states import DrawStates
 from memfit.trace.modes import OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
-from memfit.trace.operators import tensors_in
+from memfit.trace.operators import draws, tensors_in
 
 _ASKS_NOTHING = (
     torch.ops.prim.device.default,
@@ -20,8 +22,9 @@ _ASKS_NOTHING = (
     torch.ops.aten.is_same_size.default,
     torch.ops.aten.sym_size.int,
 )
-_NEW = torch.ops.aten.new_empty_strided.default
+_NEW = (torch.ops.aten.new_empty_strided.default, torch.ops.aten.empty.memory_format)
 _COPY = torch.ops.aten.copy_.default
+_DETACH = torch.ops.aten.detach.default
 _CLONE = torch.ops.aten.clone.default
 _SMALL = 64
 
@@ -86,6 +89,8 @@ class Call:
     place: Place
     is_backward: bool
     role: Role = Role.ITSELF
+    draws_anew: bool = False
+    """Whether it draws random numbers from a state that the step has set itself."""
 
 
 @dataclass(slots=True)
@@ -109,10 +114,16 @@ class DataflowRecorder(OperatorMode):
 
     Tensors are told apart by their memory and their layout in it, since autograd gives what it has
     saved as another object.
+
+    Args:
+        model: whose modules are named.
+        generators: of random numbers that outlive the step, besides torch's own.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, generators: Iterable[torch.Generator] = ()) -> None:
         super().__init__()
+        self._draws = DrawStates(generators)
+        self._watch = ExitStack()
         self.flow = Dataflow()
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._contents: dict[int, Contents | None] = {}
@@ -121,13 +132,16 @@ class DataflowRecorder(OperatorMode):
         self._modules.name_modules(model)
 
     def __enter__(self) -> Self:
-        self._modules.__enter__()
+        self._watch.enter_context(self._draws.watched())
+        self._watch.enter_context(self._modules)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
         super().__exit__(exc_type, exc, traceback)  # type: ignore[no-untyped-call]
-        self._modules.__exit__(exc_type, exc, traceback)
+        with self._watch:
+            for call in self._draws.set_at_last():
+                call.draws_anew = True
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of a tensor; one that was not met before is foreign."""
@@ -150,20 +164,29 @@ class DataflowRecorder(OperatorMode):
             Ref(self._number(each, is_made=True, holds_values=holds_values))
             for each in tensors_in(out)
         )
-        self._add(Call(func, given, results, place, is_backward))
+        call = Call(func, given, results, place, is_backward)
+        if not is_backward and draws(func, args, kwargs):
+            generator = next((each for each in given if isinstance(each, torch.Generator)), None)
+            call.draws_anew = self._draws.draw(generator, call)
+        self._add(call)
         return out
 
     def _add(self, call: Call) -> None:
         """Note a call; a copy into memory that was just made for it counts as a clone.
 
         Autograd copies a gradient so where somebody else holds it or where it lies otherwise than
-        its parameter, which is no matter of what is computed.
+        its parameter, which is no matter of what is computed; hooks on saved tensors copy so.
         """
-        before = self.flow.calls[-1] if self.flow.calls else None
-        is_copy = call.func is _COPY and before is not None and before.func is _NEW
-        if is_copy and before is not None and before.results == (call.arguments[0],):
-            self.flow.calls[-1] = replace(call, func=_CLONE, arguments=(call.arguments[1], None))
+        if call.func is _DETACH and call.results == call.arguments:
             return
+        before = self.flow.calls[-1] if self.flow.calls else None
+        if call.func is _COPY and before is not None and before.func in _NEW:
+            new, source = (self.flow.shapes[ref.number] for ref in call.arguments[:2])
+            is_alike = (new.sizes, new.dtype) == (source.sizes, source.dtype)
+            if is_alike and before.results == (call.arguments[0],):
+                arguments = (call.arguments[1], None)
+                self.flow.calls[-1] = replace(call, func=_CLONE, arguments=arguments)
+                return
         self.flow.calls.append(call)
 
     def _noted(self, value: Any) -> Any:

@@ -116,7 +116,7 @@ def _span(view: Shape, batch_dim: int, whole: int) -> int:
 
 def written_refs(use: Use) -> list[Ref]:
     """List the tensors whose memory an operator writes, silently or not."""
-    return writes_of(use.call, statistics=not use.given.statistics)
+    return writes_of(use.call, statistics=not use.gets_statistics)
 
 
 def writes_of(call: Call, *, statistics: bool = True) -> list[Ref]:

@@ -28,7 +28,7 @@ _SHAPE_ALONE = frozenset({
     "log_normal",
 })  # fmt: skip
 """Operators that look at no value of their first tensor."""
-_KEEP_POSITIONS = _VIEWS | {"index", "_unsafe_index", "index_put", "_index_put_impl",
+_KEEP_POSITIONS = _VIEWS | {"mul", "index", "_unsafe_index", "index_put", "_index_put_impl",
                             "_unsafe_index_put", "index_select", "index_add", "_embedding_bag",
                             "_embedding_bag_forward_only", "_embedding_bag_backward"}  # fmt: skip
 _LINEAR = _VIEWS | {
@@ -40,7 +40,7 @@ _LINEAR = _VIEWS | {
     "_conj", "conj", "_conj_physical", "flatten", "broadcast_to", "embedding_dense_backward",
     "_sparse_coo_tensor_with_dims_and_tensors",
     "slice_backward", "select_backward", "where", "masked_fill", "diagonal_backward",
-    "triu", "tril",
+    "triu", "tril", "diag_embed", "linalg_lu_solve",
 }  # fmt: skip
 """Operators whose rules know what to do with sums over the batch."""
 _SCALING = _LINEAR | {
@@ -70,6 +70,8 @@ _SIZE_ARGUMENTS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("mul", "multiply", "div", "true_divide", "add", "sub", "rsub", "subtract"),
                     frozenset({"other"})),
     **dict.fromkeys(("native_group_norm", "native_group_norm_backward"), frozenset({"N"})),
+    "convolution": frozenset({"groups"}),
+    "convolution_backward": frozenset({"groups", "bias_sizes"}),
     "slice_backward": frozenset({"input_sizes", "start", "end"}),
     **dict.fromkeys(("select_backward", "unfold_backward", "diagonal_backward"),
                     frozenset({"input_sizes"})),
@@ -85,6 +87,10 @@ _DRAWS_BY_RULE = _SHAPE_ALONE | {
     "rand", "randn", "randint", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
     "native_dropout", "randperm", "multinomial",
 }  # fmt: skip
+_DRAWS_ANEW = (
+    "draws random numbers from a state that the step itself sets (a seed, fork_rng, a generator of "
+    "its own), so that each piece would draw the same ones"
+)
 _TIMES_SUM = "multiplies a sum over the batch by something that depends on it"
 _TOTAL_WEIGHT = "total_weight"
 
@@ -152,11 +158,14 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def check_random(use: Use, *, is_drawing: bool) -> None:
-    """Refuse random numbers of operators whose rules do not speak of them.
+    """Refuse random numbers that pieces would share, or of which no rule speaks.
 
     Raises:
-        NotFollowedError: if that is so.
+        CoupledError: if each piece would draw the same.
+        NotFollowedError: if no rule speaks of them.
     """
+    if use.call.draws_anew:
+        raise CoupledError(_DRAWS_ANEW)
     name = plain_name(use)
     if is_drawing and name not in _DRAWS_BY_RULE and "attention" not in name:
         raise NotFollowedError("draws random numbers")

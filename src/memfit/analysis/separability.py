@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -94,6 +95,25 @@ def refuted(sentence: str, culprit: Culprit | None = None) -> Separability:
 def not_known(sentence: str, culprit: Culprit | None = None) -> Separability:
     """Say that it could not be followed."""
     return Separability(outcome=Outcome.NOT_KNOWN, sentence=sentence, culprit=culprit)
+
+
+def worst_of(found: Sequence[Separability]) -> Separability:
+    """Return the first refutation, else the first that is not known, else the proof."""
+    for wanted in (lambda each: each.is_refuted, lambda each: not each.is_proved):
+        worst = next((each for each in found if wanted(each)), None)
+        if worst is not None:
+            return worst
+    conditions = dict.fromkeys(c for each in found for c in each.conditions)
+    draws = any(each.draws for each in found)
+    tried = dict.fromkeys(name for each in found for name in each.tried)
+    overwritten = dict.fromkeys(name for each in found for name in each.overwritten)
+    return replace(
+        PROVED,
+        draws=draws,
+        conditions=tuple(conditions),
+        tried=tuple(tried),
+        overwritten=tuple(overwritten),
+    )
 
 
 def left_to_trial(found: Separability, counted_leaf: int | None) -> Separability:

@@ -39,12 +39,12 @@ class Given:
     """What a walk takes for granted.
 
     Attributes:
-        statistics: batch normalisation gets the statistics of the whole batch.
+        statistics: modules, by name, whose batch normalisation gets those of the whole batch.
         all_labels_count: labels of the batch never equal a negative number that code compares them
             with; becomes a condition of the proof.
     """
 
-    statistics: bool = False
+    statistics: frozenset[str] = frozenset()
     all_labels_count: bool = False
 
 
@@ -89,6 +89,11 @@ class Use:
     def name(self) -> str:
         """Return the operator's name without its overload: ``add``, ``add_``."""
         return operator_name(self.call.func)
+
+    @property
+    def gets_statistics(self) -> bool:
+        """Return whether it runs in a module that gets its statistics."""
+        return self.call.place.module in self.given.statistics
 
     @property
     def tensors(self) -> list[Ref]:

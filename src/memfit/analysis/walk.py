@@ -33,6 +33,7 @@ from memfit.analysis.precautions import (
     is_backward,
 )
 from memfit.analysis.rules import rule_of
+from memfit.analysis.rules.layers import check_statistics_of
 from memfit.analysis.rules.loops import ROLES, of_one_sample
 from memfit.analysis.separability import Culprit, NeverHolds
 from memfit.analysis.signs import with_sign
@@ -215,6 +216,7 @@ class _Walk:
         if all(flow.kind is Kind.FREE and flow.is_plain for flow in use.flows):
             free = self._free_results(use)
             if free is not None:
+                check_statistics_of(use)
                 return free
         check_random(use, is_drawing=_is_drawing(use.call))
         check_before(use)

@@ -15,6 +15,7 @@ from .device_by_device import FoundAnswers
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from memfit.figures import Prediction
     from memfit.prediction.compared_cards import ComparedCard
 
 _INTERRUPTED = 130
@@ -63,5 +64,10 @@ def show_cards(
             console.print(f"Wrote {args.html}.", markup=False)
     if found.num_left_out:
         return _INTERRUPTED
-    fits = any(card.prediction.fits is not False for card in ordered)
-    return 0 if fits else NoPlanFitsError.exit_code
+    return exit_code_of([card.prediction for card in ordered])
+
+
+def exit_code_of(predictions: Sequence[Prediction]) -> int:
+    """Return 0 where a step fits a device or has no budget, 1 where that is not known, else 3."""
+    fits = [each.budget_bytes is None or each.fits for each in predictions]
+    return 0 if True in fits else 1 if None in fits else NoPlanFitsError.exit_code

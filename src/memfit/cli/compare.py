@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
+import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memfit.errors import NoPlanFitsError, UsageError
+from memfit.errors import MemfitError, NoPlanFitsError, UsageError
+from memfit.journal.printable import printable
 
 from .command import Command, add_json_argument, write_json
 from .job_arguments import (
@@ -18,7 +22,6 @@ from .job_arguments import (
     add_rank_arguments,
     status,
 )
-from .predicted_aside import PREDICTED_WITH, Aside, is_predicted_now
 from .script_arguments import add_recording_arguments
 
 if TYPE_CHECKING:
@@ -27,8 +30,27 @@ if TYPE_CHECKING:
     from memfit.peak_changes.comparison import Comparison, Tolerance
     from memfit.peak_changes.sides import Side
 
+
 _TOP = 10
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*$")
+_ERROR = "memfit: error: "
+_ANSWERED = (0, NoPlanFitsError.exit_code)
+_PREDICTED_WITH = {
+    "--device": "device",
+    "--ranks": "ranks",
+    "--rank": "rank",
+    "--devices-per-node": "devices_per_node",
+    "--plan": "plan",
+    "--allocator": "allocator",
+}
+"""The options that say how a side is predicted, with their names among the arguments."""
+_PASSED_ON = {
+    **_PREDICTED_WITH,
+    "--budget": "budget",
+    "--budget-of": "budget_of",
+    "--steps": "steps",
+    "--most-seconds": "most_seconds",
+}
 
 
 class CompareCommand:
@@ -136,8 +158,16 @@ def _sides(args: argparse.Namespace, console: Console) -> tuple[Side, Side]:
     from memfit.reports.compared_sides import read_side
 
     words = (args.before, args.after)
-    sides = [None if is_predicted_now(word) else read_side(Path(word), word) for word in words]
-    _check_predicted(args, all(side is not None for side in sides))
+    sides = [None if _is_predicted_now(word) else read_side(Path(word), word) for word in words]
+    # Words that say how a job is predicted have no place where none is.
+    given = [option for option, name in _PREDICTED_WITH.items() if getattr(args, name)]
+    if args.script_arguments:
+        given.append("--")
+    if all(side is not None for side in sides) and given:
+        raise UsageError(
+            f"{given[0]} is for what is predicted now, and both sides are there already. "
+            "Leave it out, or name FILE.py:NAME."
+        )
     there = next((side for side in sides if side is not None), None)
     device = args.device or (there.device if there else "cpu")
     with (
@@ -145,7 +175,7 @@ def _sides(args: argparse.Namespace, console: Console) -> tuple[Side, Side]:
         tempfile.TemporaryDirectory(prefix="memfit-compare-") as folder,
     ):
         file = _file_of_device(there, Path(folder)) if there and not args.device else None
-        aside = Aside(args=args, device=str(file or device), folder=Path(folder))
+        aside = _Aside(args=args, device=str(file or device), folder=Path(folder))
         for place, word in enumerate(words):
             if sides[place] is None:
                 show(f"predicting {word} on {device}")
@@ -167,22 +197,6 @@ def _file_of_device(saved: Side, folder: Path) -> Path | None:
     path = folder / "device.toml"
     write_atomically(path, saved.device_file)
     return path
-
-
-def _check_predicted(args: argparse.Namespace, is_all_read: bool) -> None:
-    """Refuse words that say how a job is predicted where none is.
-
-    Raises:
-        UsageError: if there are any.
-    """
-    given = [option for option, name in PREDICTED_WITH.items() if getattr(args, name)]
-    if args.script_arguments:
-        given.append("--")
-    if is_all_read and given:
-        raise UsageError(
-            f"{given[0]} is for what is predicted now, and both sides are there already. "
-            "Leave it out, or name FILE.py:NAME."
-        )
 
 
 def _read_tolerance(words: str) -> Tolerance:
@@ -213,3 +227,70 @@ def _write_json(found: Comparison) -> None:
             "notes": notes(found),
         }
     )
+
+
+def _is_predicted_now(word: str) -> bool:
+    """Return whether a word names a job or a script rather than a file or folder to be read."""
+    return word.partition(":")[0].endswith(".py") and not Path(word).is_dir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Aside:
+    """How the sides are predicted, each in a process of its own.
+
+    Two versions of one project have modules of the same names; in one process the second would be
+    given the modules of the first.
+    """
+
+    args: argparse.Namespace
+    device: str
+    folder: Path
+    """Where predictions are written."""
+
+    def predict(self, word: str) -> Path:
+        """Predict a job or a script, and give the file that holds the prediction.
+
+        Raises:
+            UsageError: if the words of the command make no sense for it.
+            MemfitError: if it cannot be predicted.
+        """
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".json", delete=False) as file:
+            path = Path(file.name)
+        path.unlink()
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "memfit", *self._words(word, path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if done.returncode in _ANSWERED and path.exists():
+            return path
+        if self.args.debug:
+            sys.stderr.write(printable(done.stderr))
+        message = f"{word}: {_last_error(done.stderr, done.returncode)}"
+        raise (UsageError if done.returncode == UsageError.exit_code else MemfitError)(message)
+
+    def _words(self, word: str, path: Path) -> Iterator[str]:
+        """Give the words of ``memfit predict``."""
+        yield from ("predict", word, "--save", str(path))
+        for option, name in _PASSED_ON.items():
+            value = self.device if name == "device" else getattr(self.args, name)
+            if value:
+                yield f"{option}={value}"
+        for kind in self.args.allow_outside:
+            yield f"--allow-outside={kind}"
+        if self.args.debug:
+            yield "--debug"
+        if self.args.script_arguments:
+            yield from ("--", *self.args.script_arguments)
+
+
+def _last_error(output: str, exit_code: int) -> str:
+    """Return why a prediction failed."""
+    lines = [line for line in output.splitlines() if _ERROR in line]
+    if lines:
+        return lines[-1].rpartition(_ERROR)[2]
+    return f"its prediction ended with exit code {exit_code}. `memfit predict` alone shows why."

@@ -36,7 +36,13 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, Command]]) -
         below = chosen.add_parser(name, help=summary)
         command.add_arguments(below)
         for action in below._actions:
-            _describe(action, shtab.FILE, shtab.DIRECTORY)
+            metavar = action.metavar if isinstance(action.metavar, str) else ""
+            if "--device" in action.option_strings:
+                action.choices = device_names()
+            elif metavar.startswith(_FILES):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+            elif metavar in _FOLDERS:
+                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     script: str = shtab.complete(parser, shell)
     return script
 
@@ -44,14 +50,3 @@ def completion_script(shell: str, commands: Mapping[str, tuple[str, Command]]) -
 def write_completion(shell: str, commands: Mapping[str, tuple[str, Command]]) -> None:
     """Write the script for a shell to standard output."""
     sys.stdout.write(f"{completion_script(shell, commands)}\n")
-
-
-def _describe(action: argparse.Action, file: object, folder: object) -> None:
-    """Say what an argument takes: a file, a folder or the name of a device."""
-    metavar = action.metavar if isinstance(action.metavar, str) else ""
-    if "--device" in action.option_strings:
-        action.choices = device_names()
-    elif metavar.startswith(_FILES):
-        action.complete = file  # type: ignore[attr-defined]
-    elif metavar in _FOLDERS:
-        action.complete = folder  # type: ignore[attr-defined]

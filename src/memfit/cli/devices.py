@@ -95,21 +95,16 @@ def _device_table(devices: Sequence[Device]) -> Table:
     known = {device.name: device for device in devices}
     for names in by_series({name: device.title for name, device in known.items()}).values():
         for device in map(known.__getitem__, names):
+            number, unit = format_bytes(device.value(_BANDWIDTH)).split()
             table.add_row(
                 device.name,
                 format_bytes(device.memory_bytes),
-                _format_bandwidth(device.value(_BANDWIDTH)),
+                f"{float(number.replace(',', '')):,.0f} {unit}/s",
                 *(_format_rate(device, dtype) for dtype in _SHOWN_DTYPES),
                 "ROCm" if device.platform == ROCM else device.compute_capability or "-",
             )
         table.add_section()
     return table
-
-
-def _format_bandwidth(bytes_per_second: float) -> str:
-    """Write a bandwidth without a fraction, which no datasheet has."""
-    number, unit = format_bytes(bytes_per_second).split()
-    return f"{float(number.replace(',', '')):,.0f} {unit}/s"
 
 
 def _format_rate(device: Device, dtype: str) -> str:

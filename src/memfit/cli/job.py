@@ -60,16 +60,12 @@ class JobCommand:
         if args.json:
             write_json(found.to_json())
         else:
-            _show(found, console)
+            for line in _lines(found):
+                console.print(line, markup=False, soft_wrap=True)
         return 0
 
 
 COMMAND: Command = JobCommand()
-
-
-def _show(found: JobAnswer, console: Console) -> None:
-    for line in _lines(found):
-        console.print(line, markup=False, soft_wrap=True)
 
 
 def _lines(found: JobAnswer) -> list[str]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def add_job_argument(parser: argparse.ArgumentParser) -> None:
     """Add the job, given as a file and a name in it."""
-    parser.add_argument("job", metavar="FILE.py:NAME", help="a memfit.Job in a Python file")
+    text = "a memfit.Job in a Python file, whose own arguments come after --"
+    parser.add_argument("job", metavar="FILE.py:NAME", help=text)
 
 
 def add_device_argument(parser: argparse.ArgumentParser, *, several: bool = False) -> None:

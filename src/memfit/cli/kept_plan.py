@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,8 @@ class KeptPlan:
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         folder = None if args.no_cache or args.measure else cache_folder()
         bounds = MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of).on(device)
-        self.cache = None if folder is None else RecordingCache(folder, args.job, device)
+        reference = shlex.join([args.job, *args.script_arguments])
+        self.cache = None if folder is None else RecordingCache(folder, reference, device)
         self._budget_bytes = bounds.num_bytes
         self._question = (
             *(repr(getattr(args, name)) for name in (*_WISHES, *_RANKS)),

@@ -20,6 +20,7 @@ from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
+from unittest.mock import patch
 
 from memfit.errors import MemfitError, MemfitWarning
 from memfit.journal.printable import printable
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes standard output once more at exit; it needs somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
-    except Exception as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last resort: one line instead of a traceback
         _write_error(_describe_unexpected(error, words), words)
         return EXIT_ERROR
     return exit_code
@@ -173,7 +174,8 @@ def _run(words: Sequence[str]) -> int:
         parser.error(f"there is no command {name!r}; {hint}")
     command = load_command(name)
     own, script_arguments = words[position + 1 :], []
-    if getattr(command, "takes_script_arguments", False) and "--" in own:
+    loads_a_job = name in _LOAD_A_JOB
+    if (loads_a_job or getattr(command, "takes_script_arguments", False)) and "--" in own:
         end = own.index("--")
         own, script_arguments = own[:end], list(own[end + 1 :])
     num_options = sum(word.startswith("-") for word in takewhile("--".__ne__, own))
@@ -183,7 +185,9 @@ def _run(words: Sequence[str]) -> int:
     args.script_arguments = script_arguments
     from memfit.listeners.printable_console import StdoutConsole
 
-    with prints_aside() if name in _LOAD_A_JOB and args.json else nullcontext():
+    argv = [(args.job or "").partition(":")[0], *script_arguments] if loads_a_job else sys.argv
+    aside = prints_aside() if loads_a_job and args.json else nullcontext()
+    with patch.object(sys, "argv", argv), aside:
         return command.run(args, StdoutConsole())
 
 
@@ -261,7 +265,7 @@ def _is_debugging(words: Sequence[str]) -> bool:
     return "--debug" in own or os.environ.get("MEMFIT_DEBUG") == "1"
 
 
-def _describe_unexpected(error: Exception, words: Sequence[str]) -> str:
+def _describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
     """Name an error that memfit did not foresee, and how to see where it comes from."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         from memfit.files import full_disk

@@ -80,11 +80,12 @@ class PlanCommand:
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Plan, show why, and save."""
         from memfit.devices.catalogue import load_device
+        from memfit.planner.search.patience import Patience
 
         from .kept_plan import KeptPlan
         from .plan_output import check_can_write, form_of, output_of, write_what_was_tried
 
-        _check_seconds(args)
+        Patience(args.seconds)  # refuses a bound on time that is none, needed or not
         device = load_device(args.device)
         kept, form = KeptPlan(args, device), form_of(args, console)
         with kept.used():
@@ -156,17 +157,6 @@ def _add_room_arguments(parser: argparse.ArgumentParser) -> None:
         help="try on a real batch, here, whether micro-batches keep the results where that could "
         "not be proved; by default where it takes seconds",
     )
-
-
-def _check_seconds(args: argparse.Namespace) -> None:
-    """Refuse a bound on time that is none, whether it is needed or not.
-
-    Raises:
-        UsageError: if it is not a positive number.
-    """
-    from memfit.planner.search.patience import Patience
-
-    Patience(args.seconds)
 
 
 def _new_plan(

@@ -51,7 +51,6 @@ class PredictCommand:
     """
 
     example = "memfit predict examples/transformer.py:job --device a100-40gb"
-    takes_script_arguments = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the step, devices, budget, plan, allocator and outputs."""

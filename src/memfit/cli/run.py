@@ -55,6 +55,11 @@ class RunCommand:
             help="with --fit, allow a strategy that changes results, such as bf16; may be repeated",
         )
         parser.add_argument(
+            "--allow-unplanned",
+            action="store_true",
+            help="with --fit and --budget, train all the same what cannot be planned",
+        )
+        parser.add_argument(
             "--folder", type=Path, metavar="DIR", help="where to write; by default one in runs/"
         )
         parser.add_argument(
@@ -76,15 +81,17 @@ class RunCommand:
         if not words:
             msg = "A command is needed, as in `memfit run -- python train.py`."
             raise UsageError(msg)
-        if args.allow and not args.fit:
+        if (args.allow or args.allow_unplanned) and not args.fit:
             msg = "--allow is for --fit, which plans; without it nothing is changed."
             raise UsageError(msg)
         budget_bytes = _budget_bytes(args.budget)
+        refuses = budget_bytes is not None and not args.allow_unplanned
+        fit = {"budget": budget_bytes, "allow": args.allow, "refuses": refuses}
         run = watch_command(
             words,
             folder=args.folder,
             budget_bytes=None if args.fit else budget_bytes,
-            fit={"budget": budget_bytes, "allow": args.allow} if args.fit else None,
+            fit=fit if args.fit else None,
             finds_leaks=not args.no_leaks,
             overwrite=args.overwrite,
         )
@@ -131,6 +138,8 @@ def _closing_lines(run: WatchedRun) -> Iterator[str]:
 
     ending = run.ending
     yield f"{ending.reason.value}: {ending.sentence}"
+    if ending.unplanned:
+        yield f"WITHOUT A PLAN: {ending.unplanned}"
     peaks = {"allocated": ending.peak_allocated_bytes, "resident": ending.host_peak_bytes}
     known = [f"{format_bytes(value)} {name}" for name, value in peaks.items() if value]
     if known:

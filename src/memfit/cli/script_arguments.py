@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import NoPlanFitsError, UsageError
+from memfit.errors import UsageError
+from memfit.job import makes_jobs
 
-from .card_comparison import show_cards
+from .card_comparison import exit_code_of, show_cards
 from .command import write_json
 from .device_by_device import for_each_device
 from .job_arguments import status
@@ -94,14 +94,9 @@ def is_script(args: argparse.Namespace) -> bool:
         msg = "Name what is predicted: FILE.py, FILE.py:NAME or -m MODULE."
         raise UsageError(msg)
     path, colon, _ = args.job.partition(":")
-    if args.script_arguments and colon:
-        raise UsageError(
-            f"Arguments after -- go to a script, and {args.job} is a name in one; leave out "
-            f"{colon}NAME to predict the script."
-        )
     if colon or not Path(path).is_file():
         return False  # a missing file is told as for jobs
-    return bool(args.script_arguments) or not _describes_job(Path(path))
+    return bool(args.script_arguments) or not makes_jobs(Path(path))
 
 
 def run_script(args: argparse.Namespace, question: Question, console: Console) -> int:
@@ -152,7 +147,7 @@ def run_script(args: argparse.Namespace, question: Question, console: Console) -
         console.print(text)
         for path in written:
             console.print(f"Wrote {path}.", markup=False)
-    return 0 if answer.prediction.fits is not False else NoPlanFitsError.exit_code
+    return exit_code_of([answer.prediction])
 
 
 def _next_commands(answer: ScriptPrediction, args: argparse.Namespace) -> list[str]:
@@ -249,16 +244,3 @@ def _target(args: argparse.Namespace) -> ScriptTarget:
         attribute=attribute,
         arguments=tuple(args.script_arguments),
     )
-
-
-def _describes_job(path: Path) -> bool:
-    """Return whether a file calls ``memfit.Job``; it is not run to find out."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return False
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    names = [
-        call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls
-    ]
-    return "Job" in names and b"memfit" in path.read_bytes()

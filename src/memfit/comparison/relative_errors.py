@@ -12,6 +12,7 @@ from memfit.comparison.precision import SMALLEST_SHARE
 Tensors = Mapping[str, torch.Tensor]
 SMALLEST = 1e-300
 """What is divided by at least."""
+_MANY_ELEMENTS, _NUM_PARTS = 1024, 256
 
 
 def relative_errors(
@@ -43,9 +44,13 @@ def _gap(found: torch.Tensor | None, expected: torch.Tensor | None) -> float:
         return 0.0 if present is None else _norm(present)
     if found.shape != expected.shape:
         return math.inf
-    found, expected = _in_double(found), _in_double(expected)
+    pairs = zip(_parts(found), _parts(expected), strict=True)
+    return math.hypot(*(_gap_of_part(*map(_in_double, pair)) for pair in pairs))
+
+
+def _gap_of_part(found: torch.Tensor, expected: torch.Tensor) -> float:
     # Infinities on both sides are equal; their difference would be no number.
-    return _norm(torch.where(found == expected, 0.0, found - expected))
+    return float(torch.where(found == expected, 0.0, found - expected).abs().norm())
 
 
 def norms_of(tensors: Tensors) -> dict[str, float]:
@@ -54,7 +59,15 @@ def norms_of(tensors: Tensors) -> dict[str, float]:
 
 
 def _norm(tensor: torch.Tensor) -> float:
-    return float(_in_double(tensor).abs().norm())
+    return math.hypot(*(float(_in_double(part).abs().norm()) for part in _parts(tensor)))
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Cut a large tensor: in fp64 all of it may take more than there is beside training."""
+    if tensor.layout is not torch.strided or tensor.numel() < _MANY_ELEMENTS:
+        return (tensor,)
+    longest = max(range(tensor.dim()), key=tensor.size)
+    return tensor.tensor_split(min(_NUM_PARTS, tensor.size(longest)), longest)
 
 
 def _in_double(tensor: torch.Tensor) -> torch.Tensor:

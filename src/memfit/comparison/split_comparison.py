@@ -16,11 +16,13 @@ from memfit.comparison.left_behind import without as left_without
 from memfit.comparison.precision import CastsKept, PrecisionWatch, bound_in, smallest_share_in
 from memfit.comparison.relative_errors import relative_errors
 from memfit.comparison.same_start import copies_in_place
+from memfit.forward_state.random_draws import RandomPositions
 from memfit.live_state import LiveState, Snapshot
+from memfit.live_state.disk_copies import DiskCopies
 from memfit.live_state.reading import tensors_of
 from memfit.session.conversion import converted, copied, default_dtype
 from memfit.session.deterministic_draws import DeterministicDraws
-from memfit.session.reachable import live_state_of
+from memfit.session.reachable import kept_by_others, live_state_of, roots_of
 from memfit.session.session import GradientPass, Session
 from memfit.session.stand_ins import optimizer_tensors
 
@@ -87,7 +89,8 @@ def compare_splits(
         StrategyError: if each piece leaves something else behind, so that none could be kept.
         MemfitError: if the job's loss fails on a piece, or something cannot be put back.
 
-    Limits: draws of numpy and ``random`` start from the same state each time, and still move.
+    Limits: draws of numpy, ``random`` and generators of the user's own that are not torch's start
+    from the same state each time and still move, which is told: what agrees may do so by chance.
     """
     if len(set(sizes)) < 2:
         msg = f"At least two different sizes are needed to compare, not {list(sizes)}."
@@ -120,6 +123,8 @@ class _Engine:
         self._gradient_pass = gradient_pass
         self._draws = DeterministicDraws()
         self._watch = PrecisionWatch()
+        self._copies = DiskCopies()
+        """What is kept takes nothing beside a step that is planned to fit."""
         self._state = live_state_of(session, copies_parameters=True, gradients=True)
         self._begin: Snapshot | None = None
         self._replaced: Sequence[torch.Tensor] = ()
@@ -130,11 +135,13 @@ class _Engine:
     def everything_put_back(self, *, copies_parameters: bool) -> Iterator[None]:
         """Keep the state, and have it put back after each pass and at the end."""
         session = self._session
-        self._begin = live_state_of(
-            session,
-            copies_parameters=copies_parameters and self._dtype is None,
+        copies_parameters = copies_parameters and self._dtype is None
+        self._begin = LiveState(
+            {**roots_of(session), "batch": self._batch},
+            leave_out=() if copies_parameters else kept_by_others(session),
             gradients=True,
             most_bytes=sys.maxsize,
+            copied=self._copies,
         ).snapshot()
         if self._dtype is not None:
             job = session.job
@@ -191,10 +198,12 @@ class _Engine:
 
     def _run(self, num_samples: int, *, watches: bool) -> _Pass:
         session, dtype = self._session, self._dtype
-        batch = copied(self._batch) if dtype is None else converted(copied(self._batch), dtype)
+        batch = self._batch if dtype is None else converted(copied(self._batch), dtype)
         session.micro_batch_size = num_samples
         for parameter in session.model.parameters():
             parameter.grad = None
+        assert self._begin is not None, "the state is kept by then"
+        positions = RandomPositions([generator for _, generator, *_ in self._begin.generators])
         with (
             default_dtype(dtype or torch.get_default_dtype()),
             torch.enable_grad(),
@@ -203,12 +212,14 @@ class _Engine:
             self._draws,
         ):
             loss = self._gradient_pass(session, batch, _no_listener)
+        if source := positions.first_moved():
+            self._draws.still_random.add(source)
         gradients = {
-            name: parameter.grad.detach()
+            name: self._copies.of(parameter.grad)
             for name, parameter in session.model.named_parameters()
             if parameter.grad is not None
         }
-        return _Pass(loss, gradients, self._left())
+        return _Pass(self._copies.of(loss), gradients, self._left())
 
     def _left(self) -> LeftBehind:
         """Read what the pass has left, apart from what the next one changes in place."""
@@ -216,7 +227,7 @@ class _Engine:
         states = (tensor for _, tensor in optimizer_tensors(self._session.optimizer))
         gradients = (p.grad for p in model.parameters() if p.grad is not None)
         left = left_behind(self._state, (*model.parameters(), *states, *gradients))
-        copies = {name: tensor.clone() for name, tensor in left.tensors.items()}
+        copies = {name: self._copies.of(tensor) for name, tensor in left.tensors.items()}
         return LeftBehind(copies, left.values, left.generators)
 
 

@@ -13,7 +13,6 @@ from .settings_files import Place, Settings
 from .tree import Scalar
 
 AUTO = "auto"
-_BATCH_ROLES = (Role.MICRO_BATCH, Role.ACCUMULATION, Role.TOTAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,12 @@ class _Walk:
         if opening == "{":
             return self._members(key, start, self._named(key))
         if opening == "[":
-            return self._members(key, start, self._numbered(key))
+            count = iter(range(len(self._text)))
+
+            def member(start: int) -> int:
+                return self.value((*key, str(next(count))), start, start)
+
+            return self._members(key, start, member)
         value, end = self._decoder.raw_decode(self._text, start)
         line = line_of(self._text, start)
         self.entries[key] = Entry(value=value, start=start, end=end, key_start=key_start, line=line)
@@ -103,14 +108,6 @@ class _Walk:
             names.add(name)
             colon = self._skip(end)
             return self.value((*key, name), self._skip(colon + 1), start)
-
-        return member
-
-    def _numbered(self, key: Key) -> Callable[[int], int]:
-        count = iter(range(len(self._text)))
-
-        def member(start: int) -> int:
-            return self.value((*key, str(next(count))), start, start)
 
         return member
 

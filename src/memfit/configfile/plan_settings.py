@@ -64,7 +64,14 @@ def read_plan_settings(path: Path) -> PlanSettings:
         PlanFileError: if it is missing, or no plan.
         ConfigFileError: if no configuration can express it.
     """
-    content = _content(path)
+    try:
+        content = parsed_yaml(read_plain(path))
+    except OSError as error:
+        raise PlanFileError(str(path), error.strerror or "it cannot be opened") from None
+    except ValueError as error:
+        raise PlanFileError(str(path), f"it is no YAML ({error})") from None
+    if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
+        raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
     strategies = {str(each["name"]): each for each in _strategies(content, path)}
     for name in strategies.keys() & _OWN_LOOP.keys():
         reason = (
@@ -103,18 +110,6 @@ def _is_written(name: str) -> bool:
 
 def _left_out(name: str) -> LeftOut:
     return LeftOut(strategy=name, reason=_ELSEWHERE.get(name, f"no key stands for it; {_ATTACH}"))
-
-
-def _content(path: Path) -> Mapping[str, Any]:
-    try:
-        content = parsed_yaml(read_plain(path))
-    except OSError as error:
-        raise PlanFileError(str(path), error.strerror or "it cannot be opened") from None
-    except ValueError as error:
-        raise PlanFileError(str(path), f"it is no YAML ({error})") from None
-    if not isinstance(content, dict) or content.get("memfit_plan") != _VERSION:
-        raise PlanFileError(str(path), f"it does not say memfit_plan: {_VERSION}")
-    return content
 
 
 def _strategies(content: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:

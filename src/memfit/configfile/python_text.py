@@ -82,17 +82,15 @@ class _Walk(ast.NodeVisitor):
         self.groups: set[Key] = {()}
         self.closed: dict[Key, str] = {(): "it is a program, not a list of settings"}
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Name what a class sets after the class."""
-        self._inside(node)
+    def visit_ClassDef(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Name what a class or a function sets after it."""
+        outer, self._scope = self._scope, (*self._scope, node.name)
+        self.groups.add(self._scope)
+        self.closed[self._scope] = "it is a program, not a list of settings"
+        self.generic_visit(node)
+        self._scope = outer
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Name what a function sets after the function."""
-        self._inside(node)
-
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        """Name what a function sets after the function."""
-        self._inside(node)
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef  # noqa: N815 - as ast calls them
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note a constant."""
@@ -122,13 +120,6 @@ class _Walk(ast.NodeVisitor):
             if line != node.lineno:
                 self._say_twice(group, line, node.lineno)
         self.generic_visit(node)
-
-    def _inside(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer, self._scope = self._scope, (*self._scope, node.name)
-        self.groups.add(self._scope)
-        self.closed[self._scope] = "it is a program, not a list of settings"
-        self.generic_visit(node)
-        self._scope = outer
 
     def _say_twice(self, group: Key, first: int, second: int) -> None:
         reason = f"there are several calls of {group[-1]} (lines {first} and {second})"

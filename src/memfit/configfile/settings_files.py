@@ -9,16 +9,28 @@ from pathlib import Path
 
 from memfit.errors import ConfigFileError
 
+from . import kinds
 from .document import Document, read_document
 from .hydra import CONFIG_NAME, Part, parts_of
 from .kinds import HYDRA, TRANSFORMERS, Kind, Role
-from .recognition import has_arguments, home_of, recognise
 from .references import referred_key
-from .tree import Entry, Insertion, Key, Value, dotted
+from .tree import Entry, Insertion, Key, Tree, Value, dotted
 
 _LIKE = 0.9
 _MOST_STEPS = 8
 _COUNTS = frozenset({Role.MICRO_BATCH, Role.ACCUMULATION})
+_UNKNOWN = (
+    "it is no kind of configuration that memfit knows (transformers TrainingArguments, Lightning, "
+    "Hydra, DeepSpeed, Accelerate, axolotl, LLaMA-Factory). Say which key holds what in a small "
+    'file, such as micro_batch = "loader.size" and accumulation = "loop.every", and give it with '
+    "--mapping"
+)
+_ARGUMENT_NAMES = {
+    *("num_train_epochs", "save_strategy", "eval_strategy", "logging_steps", "lr_scheduler_type"),
+    "overwrite_output_dir",
+}
+_STAGE_NAMES = {"anchor_level", "positive_level", "positive_relation", "n_positives", "n_negatives"}
+_DEEPSPEED_NAMES = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +245,15 @@ def read_settings(paths: Sequence[Path], mapping: Kind | None = None) -> list[Se
 def _settings_of(parts: tuple[Part, ...]) -> Settings:
     """Tell the kind by the first file, or by one that it brings in."""
     main = parts[0].document
-    kind = recognise(main)
+    kind = _python_kind(main.tree) if main.format == "Python" else _kind(main.tree)
+    if kind is None:
+        raise ConfigFileError(_UNKNOWN, main.path)
     home: Key = ()
     if kind is not HYDRA:
-        return Settings(kind=kind, parts=parts, home=home_of(main, kind))
+        return Settings(kind=kind, parts=parts, home=_home_of(main, kind))
     for part in parts[1:]:
-        if has_arguments(part.document):
-            kind, home = TRANSFORMERS, (*part.package, *home_of(part.document, TRANSFORMERS))
+        if any(key[-1] == "per_device_train_batch_size" for key in part.document.tree.entries):
+            kind, home = TRANSFORMERS, (*part.package, *_home_of(part.document, TRANSFORMERS))
     return Settings(kind=kind, parts=parts, home=home)
 
 
@@ -251,3 +265,84 @@ def _without_repeats(parts: Sequence[Part]) -> list[Part]:
         if part.package != first.package:
             seen[path] = replace(first, twin=part.package)
     return list(seen.values())
+
+
+def _home_of(document: Document, kind: Kind) -> Key:
+    """Return the group that a kind's keys are in.
+
+    Raises:
+        ConfigFileError: if there are several such groups.
+    """
+    if not kind.anchors:
+        return ()
+    for name in kind.anchors:
+        homes = [key[:-1] for key in document.tree.entries if key[-1] == name]
+        if len(homes) > 1:
+            raise ConfigFileError(
+                f"{name} is in it {len(homes)} times ("
+                f"{', '.join(dotted((*home, name)) for home in homes)}), so say with --mapping "
+                "which is meant",
+                document.path,
+            )
+        if homes:
+            return homes[0]
+    return ()
+
+
+def _kind(tree: Tree) -> Kind | None:
+    """Try the kinds from the most particular to the most general."""
+    top = set(tree.under(()))
+    if "distributed_type" in top or {"mixed_precision", "num_processes"} <= top:
+        return kinds.ACCELERATE
+    if top & _DEEPSPEED_NAMES:
+        return kinds.DEEPSPEED
+    if "micro_batch_size" in top or {"base_model", "sequence_len"} <= top:
+        return kinds.AXOLOTL
+    names = {key[-1] for key in tree.entries}
+    if "per_device_train_batch_size" in names or _is_like_training_arguments(top):
+        return kinds.LLAMA_FACTORY if "finetuning_type" in names else kinds.TRANSFORMERS
+    return _of_a_tree(tree, top)
+
+
+def _of_a_tree(tree: Tree, top: set[str]) -> Kind | None:
+    if len(top & _STAGE_NAMES) >= 2:
+        return kinds.STAGE
+    if _is_chain(tree):
+        return kinds.CHAIN
+    for group in (("trainer",), ("training", "trainer"), ("training",)):
+        if kinds.TRAINER_NAMES & set(tree.under(group)):
+            return kinds.HYDRA
+    hydra_keys = (tuple(key.split(".")) for keys in kinds.HYDRA.keys.values() for key in keys)
+    found = any(key in tree.entries or key in tree.groups for key in hydra_keys)
+    return kinds.HYDRA if found or "defaults" in top else None
+
+
+def _python_kind(tree: Tree) -> Kind | None:
+    names = {key[-1] for key in tree.entries}
+    if "per_device_train_batch_size" in names or any(
+        key[0].endswith("TrainingArguments") and "output_dir" in tree.under(key)
+        for key in tree.groups
+        if len(key) == 1
+    ):
+        return kinds.TRANSFORMERS
+    if set(tree.under(("Accelerator",))) & kinds.ACCELERATOR_NAMES:
+        return kinds.ACCELERATE_PYTHON
+    if set(tree.under(("Trainer",))) & kinds.TRAINER_NAMES:
+        return kinds.LIGHTNING_PYTHON
+    return None
+
+
+def _is_like_training_arguments(top: set[str]) -> bool:
+    """Return whether a file that leaves the batch to its default is one of TrainingArguments."""
+    has_another_batch = any("batch_size" in name for name in top)
+    return "output_dir" in top and bool(top & _ARGUMENT_NAMES) and not has_another_batch
+
+
+def _is_chain(tree: Tree) -> bool:
+    """Return whether a list of stages is what the file is about."""
+    for name in ("stages", "chain", "curriculum"):
+        if (name, "0", "max_epochs") in tree.entries or (name, "0", "name") in tree.entries:
+            return True
+        if (name, "0") in tree.entries:
+            return True
+    return False

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memfit.errors import ConfigFileError, MissingExtraError
 from memfit.journal.plain_text import parsed_toml
 
 from .tree import Entry, Insertion, Key, Tree, Value, line_break_of
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def read_toml(text: str) -> Tree:
@@ -41,30 +38,20 @@ def edit_toml(
         ConfigFileError: if tomlkit would write the file otherwise than it is.
     """
     del tree  # tomlkit knows itself where values stand
-    tomlkit = _tomlkit()
+    try:
+        import tomlkit  # noqa: PLC0415 - an optional package, for TOML files alone
+    except ImportError:
+        raise MissingExtraError("Writing into TOML files", "tomlkit", "toml") from None
     document = tomlkit.parse(text)
     if tomlkit.dumps(document) != text:
         raise ConfigFileError("tomlkit cannot write it again as it is")
     for key, value in replaced.items():
-        _group(document, key)[_last(key)] = value
+        _group(document, key)[int(key[-1]) if key[-1].isdigit() else key[-1]] = value
     for each in inserted:
         item = tomlkit.item(each.value)
         item.trivia.trail = line_break_of(text)
         _group(document, each.key)[each.name] = item
     return str(tomlkit.dumps(document))
-
-
-def _tomlkit() -> ModuleType:
-    """Import tomlkit.
-
-    Raises:
-        MissingExtraError: if it is not installed.
-    """
-    try:
-        import tomlkit  # noqa: PLC0415 - an optional package, for TOML files alone
-    except ImportError:
-        raise MissingExtraError("Writing into TOML files", "tomlkit", "toml") from None
-    return tomlkit
 
 
 def _collect(key: Key, value: Any, entries: dict[Key, Entry], groups: set[Key]) -> None:
@@ -82,7 +69,3 @@ def _group(document: Any, key: Key) -> Any:
     for name in key[:-1]:
         document = document[int(name) if isinstance(document, list) else name]
     return document
-
-
-def _last(key: Key) -> Any:
-    return int(key[-1]) if key[-1].isdigit() else key[-1]

@@ -8,16 +8,19 @@ fixed launch time.
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Self
 
 from memfit.cost.collectives import seconds_among_ranks
 from memfit.cost.operator_classes import OperatorClass, class_of
-from memfit.cost.operator_rates import OperatorRates, reach
 from memfit.devices.catalogue import catalogued_device
-from memfit.devices.facts import call_fact, share_fact
-from memfit.devices.spec import CPU, CUDA, ROCM, Device
+from memfit.devices.facts import call_fact, read_fact, share_fact
+from memfit.devices.spec import CPU, CUDA, ROCM, Device, Fact
 from memfit.figures import Certainty
 from memfit.trace.events import Operation, Trace
 
@@ -27,6 +30,7 @@ _SAME = 1e-6
 """Roofline times that differ by less than this share of them, squared, are one."""
 
 _NOTICEABLE_FRACTION = 0.1
+_TABLE = "operator_rates.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,10 @@ def bare_seconds(operation: Operation, place: Device) -> float:
     """Return the roofline time of an operator, as if its class reached all of a device's rates."""
     kind, rates = class_of(operation.name), OperatorRates.of(place.kind)
     matrix = place.matrix_rate(_rate_of(operation, kind, place))
-    arithmetic = operation.num_flops / (matrix.value * reach(matrix, rates.product_share))
+    arithmetic = operation.num_flops / (matrix.value * _reach(matrix, rates.product_share))
     memory = place.facts["memory_bandwidth_bytes_per_second"]
     num_bytes = operation.moved_bytes * _half_types_cost(operation, kind, place)
-    return max(arithmetic, place.traffic_seconds(num_bytes) / reach(memory, rates.copy_share))
+    return max(arithmetic, place.traffic_seconds(num_bytes) / _reach(memory, rates.copy_share))
 
 
 def _half_types_cost(operation: Operation, kind: OperatorClass, device: Device) -> int:
@@ -205,3 +209,37 @@ def _line_through(points: Sequence[tuple[float, float]]) -> Line:
 
 def _usual_ratio(points: Sequence[tuple[float, float]]) -> float:
     return statistics.median(seconds / roofline for roofline, seconds in points)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRates:
+    """What operators reach on one kind of device.
+
+    A rate that was measured, by ``memfit calibrate``, is what a large matrix product or a copy
+    reaches. One of a data sheet is more than that; ``_reach`` says by how much.
+    """
+
+    product_share: Fact
+    """The share of a data sheet's matrix rate that a large product reaches."""
+    copy_share: Fact
+    """The share of a data sheet's bandwidth that a large copy reaches."""
+    classes: Mapping[OperatorClass, Fact]
+    """The share of what a large product or copy reaches, whichever binds, by class."""
+
+    @classmethod
+    @cache
+    def of(cls, kind: str) -> Self:
+        """Read the rates on a ``cpu`` or ``cuda`` device."""
+        text = (resources.files(__package__) / _TABLE).read_text(encoding="utf-8")
+        table = tomllib.loads(text)[CPU if kind == CPU else CUDA]
+
+        def fact(name: str) -> Fact:
+            return read_fact(_TABLE, name, table[name])
+
+        classes = {each: fact(each.value) for each in OperatorClass}
+        return cls(product_share=fact("matrix"), copy_share=fact("memory"), classes=classes)
+
+
+def _reach(rate: Fact, of_data_sheet: Fact) -> float:
+    """Return what can be reached of a rate: all of one that was measured."""
+    return 1.0 if rate.certainty == Certainty.EXACT else of_data_sheet.value

@@ -186,7 +186,8 @@ class TorchCard:
         self._properties = torch.cuda.get_device_properties(index)
         uuid = getattr(self._properties, "uuid", None)
         self._managed = ManagedCard.find(None if uuid is None else str(uuid))
-        self._before_bytes = self._card_bytes()
+        found = None if self._managed is None else self._managed.occupancy()
+        self._before_bytes = 0 if found is None else found.card_bytes
 
     def identity(self) -> CardIdentity:
         """Return which card this is, and with which software it is used."""
@@ -317,7 +318,3 @@ class TorchCard:
 
     def _wait(self) -> None:
         self._torch.cuda.synchronize(self._device)
-
-    def _card_bytes(self) -> int:
-        found = None if self._managed is None else self._managed.occupancy()
-        return 0 if found is None else found.card_bytes

@@ -34,7 +34,12 @@ def check_bitsandbytes(machine: Machine) -> Iterator[Finding]:
 
 def _check(machine: Machine, package: Package, torch: TorchBuild, folder: Path) -> Finding:
     takes_near = "_find_cuda_libs" in read_text(folder / "cextension.py")
-    builds = _builds(folder)
+    # The CUDA versions it has builds for: ``cuda128`` is 12.8.
+    names = (path.name.partition("cuda")[2] for path in folder.glob("libbitsandbytes_cuda*"))
+    codes = (name.partition(".")[0].partition("_")[0] for name in names)
+    builds: set[Version] = {
+        (int(code[:2]), int(code[2:])) for code in codes if code.isdigit() and len(code) > 2
+    }
     override = machine.variables.get(_OVERRIDE)
     if torch.cuda and override is not None and (override or takes_near):
         return _check_override(machine, torch, folder, override)
@@ -94,13 +99,6 @@ def _check_override(machine: Machine, torch: TorchBuild, folder: Path, override:
         remedy=f"Take {_OVERRIDE} out of the environment.",
         command=f"unset {_OVERRIDE}",
     )
-
-
-def _builds(folder: Path) -> set[Version]:
-    """List the CUDA versions it has builds for: ``cuda128`` is 12.8."""
-    names = (path.name.partition("cuda")[2] for path in folder.glob("libbitsandbytes_cuda*"))
-    codes = (name.partition(".")[0].partition("_")[0] for name in names)
-    return {(int(code[:2]), int(code[2:])) for code in codes if code.isdigit() and len(code) > 2}
 
 
 def _taken(wanted: Version, builds: set[Version]) -> Version | None:

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.devices.catalogue import current_device_name
 from memfit.devices.spec import CPU
 from memfit.errors import JobError, UsageError
-from memfit.job import Job
+from memfit.job import Job, Total
 from memfit.prediction.budget import read_budget
 
 from .checkpoints import Checkpoint, checksum_of
 from .choice import Choice, chosen_parameters, made_ready
 from .gradients import GradientReader, SampleLoss
-from .job_losses import losses_of
 from .products import DEFAULT_LIMIT_BYTES
 from .projection import Projection
 from .proof import look_at, prove
@@ -215,7 +215,7 @@ class Scan:
             limit_bytes = min(limit_bytes, max(1, budget_bytes // 16))
         reader = GradientReader(
             model=self.model,
-            loss=losses_of(self.loss),
+            loss=_losses_of(self.loss),
             parameters=chosen,
             unproved=frozenset(self.unproved),
             limit_bytes=limit_bytes,
@@ -224,7 +224,7 @@ class Scan:
         if self.test is None:
             return Sides(train=train, test=None)
         if self.test_loss is not None:
-            reader = reader.of_loss(losses_of(self.test_loss))
+            reader = reader.of_loss(_losses_of(self.test_loss))
         test = Side(reader=reader, samples=_samples("test", self.test), projection=projection)
         return Sides(train=train, test=test)
 
@@ -344,3 +344,44 @@ def _device_of(model: nn.Module) -> str:
     """Name the device that a model lies on, as the catalogue does."""
     kind = next(model.parameters()).device.type
     return CPU if kind == CPU else current_device_name()
+
+
+def _losses_of(loss: SampleLoss | Job) -> SampleLoss:
+    """Return a per-sample loss; of a job, its own loss of each sample as a batch of one."""
+    return _JobLosses(loss) if isinstance(loss, Job) else loss
+
+
+class _JobLosses:
+    """A job's loss on every sample at once, each as if it were alone in its batch."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return losses (B,).
+
+        Raises:
+            JobError: if the loss cannot be computed so.
+        """
+        leaves = [each for each in tree_leaves(batch) if isinstance(each, Tensor)]
+        if len({len(each) if each.dim() else 0 for each in leaves}) != 1:
+            msg = (
+                "The tensors of the job's batch do not have the samples in their first dimensions. "
+                "Give a loss for each sample instead: (model, batch) -> losses (B,)."
+            )
+            raise JobError(msg)
+
+        def alone(sample: Any) -> Tensor:
+            value = self._job.loss(model, tree_map_only(Tensor, lambda each: each[None], sample))
+            return value.sum if isinstance(value, Total) else value
+
+        try:
+            losses: Tensor = torch.func.vmap(alone)(batch)
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            msg = (
+                f"The job's loss cannot be computed for each sample at once ({reason:.200}). Give "
+                "a loss for each sample instead: (model, batch) -> losses (B,)."
+            )
+            raise JobError(msg) from None
+        return losses

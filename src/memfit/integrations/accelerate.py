@@ -91,7 +91,8 @@ def fit(
         clip_grad_norm=clip_grad_norm,
         name=type(model).__name__,
     )
-    if plan is None and _is_sharded(model):
+    # ``fully_shard`` has taken the parameters.
+    if plan is None and any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         if budget is not None:
             msg = (
                 "A budget was given, and a model that is sharded already cannot be planned for. "
@@ -104,14 +105,11 @@ def fit(
         forbidden = [*dict.fromkeys((*forbid, *_NOT_OFFERED, *averaged))]
         whole = replace(job, model=lambda: unwrapped(model))
         plan = _of_first_process(
-            lambda: plan_job(whole, device, budget, allow=allow, forbid=forbidden)
+            lambda: plan_job(
+                whole, device, budget, allow=allow, forbid=forbidden
+            ).unless_interrupted()
         )
     return start(job, plan, device=accelerator.device.type, guard=guard, folder=folder)
-
-
-def _is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether ``fully_shard`` has taken a model's parameters."""
-    return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
 def _of_first_process(make: Callable[[], Plan]) -> Plan:

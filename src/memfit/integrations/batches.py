@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,22 @@ def resized(batch: Any, num_samples: int) -> Any:
         return torch.cat([tensor] * -(-num_samples // rows)).narrow(0, 0, num_samples)
 
     return tree_map_only(torch.Tensor, of_size, batch)
+
+
+class Resized:
+    """Give a batch in any number of samples.
+
+    Args:
+        batch: a real one; the walks over a job's objects leave it alone.
+        of_size: gives a batch of another number of samples.
+    """
+
+    def __init__(self, batch: Any, of_size: Callable[[Any, int], Any] = resized) -> None:
+        self._batch, self._of_size = batch, of_size
+
+    def __call__(self, batch_size: int) -> Any:
+        """Return so many samples."""
+        return self._of_size(self._batch, batch_size)
 
 
 def can_look_ahead(loader: Any) -> bool:

@@ -7,7 +7,7 @@ numbers of them cannot be put together from pieces that count by their samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +15,9 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
+from memfit.errors import MemfitError
+from memfit.job import Job
+from memfit.prediction.recording import record
 from memfit.session.leaves import leaves_of
 
 _IGNORED = -100
@@ -38,6 +41,22 @@ class Labels:
         """Return whether any label of a batch is."""
         leaf: torch.Tensor = leaves_of(batch)[self.leaf]
         return bool((leaf == self.ignored).any())
+
+
+def find_labels(step: Any, job: Job) -> Labels | None:
+    """Find the labels that a loss is a mean over, where the batch has any that it ignores.
+
+    The step is recorded to see which part of the batch its loss takes for labels.
+
+    Args:
+        step: of a framework, with its batch, that notes the labels of the losses inside it.
+        job: that is made of it.
+    """
+    step.labels_seen = LabelsSeen()
+    with suppress(MemfitError):  # whoever plans will say why it cannot be recorded
+        record(job, repeats_pass=True)  # one pass has all losses
+    found, step.labels_seen = step.labels_seen.labels, None
+    return found if found is not None and found.are_ignored_in(step.reference) else None
 
 
 class LabelsSeen:

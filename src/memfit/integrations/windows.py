@@ -73,7 +73,7 @@ class WindowSteps(PlannedSteps, Generic[PartT]):
         self._undos = []
         separation = Separation(session.job, session.layout, inside=self._taken_off)
         for size, proof in (proofs or {}).items():
-            separation.settle(size, proof)
+            separation.settled[size, False] = proof
         gather_facts(session, separation=separation)
         _ask(plan, session)
         super().__init__(session, plan, observer=observer, try_split=check_split)
@@ -95,7 +95,7 @@ class WindowSteps(PlannedSteps, Generic[PartT]):
         self.window.append(part)
         self.snapshots.append(snapshot)
         if snapshot is not None:
-            self._starts[part.total_index] = GlobalRandomness.here(self._reader)
+            self._starts[part.total_index] = self._reader.here()
             while len(self._starts) > _MOST_STARTS:
                 del self._starts[next(iter(self._starts))]
         self.sums = [(each, each.grad) for each in self.parameters()]

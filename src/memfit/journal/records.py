@@ -173,6 +173,10 @@ class Ending:
     peak_allocated_bytes: int | None = None
     host_peak_bytes: int | None = None
     budget_bytes: int | None = None
+    is_planned: bool | None = None
+    """Whether all trainings seen were planned, where that was asked for."""
+    unplanned: str = ""
+    """Why one was not."""
     leaks: tuple[LeakEvent, ...] = ()
     signal: int | None = None
     """The number of the signal that killed the process."""

@@ -7,12 +7,18 @@ do anything.
 from __future__ import annotations
 
 import array
+import gc
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter, is_
-from types import CellType, FunctionType
+from types import CellType, FunctionType, ModuleType
 from typing import Any, Final
+
+import torch
 
 from memfit.live_state.findings import (
     Change,
@@ -22,6 +28,9 @@ from memfit.live_state.findings import (
     is_same,
     short,
 )
+
+_LINK = "_lru_list_elem"
+"""The type of the links between what a bounded cache remembers."""
 
 
 class _Missing:
@@ -107,7 +116,7 @@ def _value(entry: Any) -> Any:
 
 def at(kind: Kind, place: Place, name: Any) -> Place:
     """Return the place of what a container that lies somewhere holds under a name."""
-    if kind is CELL:
+    if kind in _NAMELESS:
         return place
     return place.attribute(name) if kind.is_namespace else place.item(name)
 
@@ -208,6 +217,71 @@ def _put_cell(cell: CellType, copy: tuple[Any]) -> None:
         cell.cell_contents = copy[0]
 
 
+def _copy_context(variable: ContextVar[Any]) -> tuple[Any]:
+    try:
+        return (variable.get(),)
+    except LookupError:
+        return (MISSING,)
+
+
+def _put_context(variable: ContextVar[Any], copy: tuple[Any]) -> None:
+    if copy[0] is not MISSING:
+        variable.set(copy[0])
+
+
+_SET_BY_LIBRARIES = (b"TORCH", b"KINETO", b"TRITON", b"CUDA")
+"""How the names of variables begin that torch and what it loads set as they are first used."""
+
+
+def _copy_environment(held: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {name: value for name, value in held.items() if not name.startswith(_SET_BY_LIBRARIES)}
+
+
+def _put_environment(held: dict[bytes, bytes], copy: Mapping[bytes, bytes]) -> None:
+    """Go through ``os``, which tells other programs of it too."""
+    for name in _copy_environment(held).keys() - copy.keys():
+        del os.environb[name]
+    for name, value in copy.items():
+        if held.get(name) != value:
+            os.environb[name] = value
+
+
+def _variables(_target: Any, copy: Mapping[bytes, bytes]) -> Iterable[tuple[str, str]]:
+    return ((os.fsdecode(name), os.fsdecode(value)) for name, value in copy.items())
+
+
+_SETTINGS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "num_threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic_debug_mode": (
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    ),
+    **{
+        f"backends.cudnn.{name}": (
+            partial(getattr, torch.backends.cudnn, name),
+            partial(setattr, torch.backends.cudnn, name),
+        )
+        for name in ("enabled", "benchmark", "deterministic")
+    },
+}
+"""Of torch, for the whole process: what reads and what writes each."""
+
+
+def _copy_settings(_target: Any) -> tuple[Any, ...]:
+    return tuple(read() for read, _ in _SETTINGS.values())
+
+
+def _put_settings(_target: Any, copy: Sequence[Any]) -> None:
+    for (read, write), value in zip(_SETTINGS.values(), copy, strict=True):
+        if read() != value:
+            write(value)
+
+
+def _by_setting(_target: Any, copy: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(_SETTINGS, copy, strict=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NamesIn:
     """Some names of a dictionary, such as a module's globals."""
@@ -224,9 +298,26 @@ def _copy_names(target: NamesIn) -> list[Any]:
 def _put_names(target: NamesIn, copy: Sequence[Any]) -> None:
     for name, value in zip(target.names, copy, strict=True):
         if value is MISSING:
-            target.namespace.pop(name, None)
+            _unbind(target.namespace, name)
         else:
             target.namespace[name] = value
+
+
+def _unbind(namespace: dict[str, Any], name: str) -> None:
+    """Take a name away, unless it is a loaded module's, which no import would bind again."""
+    if not isinstance(namespace.get(name), ModuleType):
+        namespace.pop(name, None)
+
+
+def _copy_globals(target: dict[str, Any]) -> dict[str, Any]:
+    """Copy a module's globals, without what Python keeps there for itself."""
+    return {name: value for name, value in target.items() if not name.startswith("__")}
+
+
+def _put_globals(target: dict[str, Any], copy: dict[str, Any]) -> None:
+    for name in _copy_globals(target).keys() - copy.keys():
+        _unbind(target, name)
+    target.update(copy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -312,7 +403,7 @@ def names_of(kind: Kind, target: Any, copy: Any) -> Iterable[Any]:
     if kind is NAMES or kind is SLOTS:
         names: Iterable[Any] = target.names
         return names
-    return [""] if kind is CELL else copy
+    return [""] if kind in _NAMELESS else copy
 
 
 def _itself(copy: Any) -> Any:
@@ -343,6 +434,31 @@ def _nothing(_copy: Any) -> Iterable[Any]:
     return ()
 
 
+def _results_in(cache: Any) -> tuple[Any, ...]:
+    """List what ``functools.lru_cache`` remembers; only the garbage collector knows where.
+
+    A cache without bounds has its results in a dict. Another holds its keys and results itself,
+    beside a dict of the links between them, which nobody may write to.
+
+    Source: ``lru_cache_tp_traverse`` in cpython/Modules/_functoolsmodule.c, Python 3.11.
+    """
+    if not cache.cache_info().currsize:
+        return ()
+    held = [each for each in gc.get_referents(cache) if each is not cache.__dict__]
+    dicts = [each for each in held if type(each) is dict]
+    if cache.cache_info().maxsize is None:
+        return tuple(value for each in dicts for value in dict.values(each))
+    links = [each for each in dicts if any(type(v).__name__ == _LINK for v in dict.values(each))]
+    own = (*links, cache.__wrapped__)
+    return tuple(each for each in held if not any(each is one for one in own))
+
+
+def _forget(cache: Any, copy: Any) -> None:
+    """Empty what was empty; what has come to other results cannot be told from them."""
+    if not copy:
+        cache.cache_clear()
+
+
 def _content(_target: Any, copy: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
     return (("", value) for value in copy if value is not MISSING)
 
@@ -367,7 +483,18 @@ SET = Kind("set", set.copy, _itself, _put_set, _members, (set.__iter__,))
 ARRAY = Kind("array", array.array.tobytes, _nothing, _put_array, _numbered)
 BYTES = Kind("bytearray", bytes, _nothing, _put_bytes, _numbered)
 CELL = Kind("closure variable", _copy_cell, _itself, _put_cell, _content, (_copy_cell,), True)
+CONTEXT = Kind(
+    "context variable", _copy_context, _itself, _put_context, _content, (_copy_context,), True
+)
+ENVIRONMENT = Kind(
+    "environment", _copy_environment, dict.values, _put_environment, _variables, _IN_DICT
+)
+"""Of the dict that ``os.environb`` reads from: through itself that takes forty times as long."""
+SETTINGS = Kind(
+    "settings", _copy_settings, _itself, _put_settings, _by_setting, (_copy_settings,), True
+)
 NAMES = Kind("globals", _copy_names, _itself, _put_names, _by_name, (_copy_names,), True)
+ALL_NAMES = Kind("all globals", _copy_globals, dict.values, _put_globals, _items, _IN_DICT, True)
 SLOTS = Kind("slots", _copy_slots, _itself, _put_slots, _by_name, (_copy_slots,), True)
 CLASS = Kind("class", _copy_class, dict.values, _put_class, _items, (vars, _in_class), True)
 FUNCTION = Kind(
@@ -379,11 +506,14 @@ FUNCTION = Kind(
     (_copy_function,),
     True,
 )
+CACHE = Kind("cache", _results_in, _itself, _forget, lambda *_: ())
 CLASS_OF = Kind("class of", type, _nothing, _put_class_of, _only("__class__"), (), True)
 """Which class an object is of: parametrizations give a module another one."""
 NAMESPACE_OF = Kind(
     "namespace of", attrgetter("__dict__"), _nothing, _put_namespace_of, _only("__dict__"), (), True
 )
 """Which dict an object has its attributes in."""
-BY_NAME = frozenset((NAMESPACE, MEMBERS, ORDERED_MEMBERS, CELL, NAMES, SLOTS, CLASS))
+_NAMELESS = (CELL, CONTEXT)
+"""Kinds that hold one value, which has the container's own name."""
+BY_NAME = frozenset((NAMESPACE, MEMBERS, ORDERED_MEMBERS, CELL, NAMES, ALL_NAMES, SLOTS, CLASS))
 """Kinds of which a single name can be looked at apart from the others."""

@@ -29,7 +29,11 @@ def _write_python(generator: Any, state: Any) -> None:
 
 
 _ACCESS = (
-    Access(torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
+    Access(
+        torch.Generator,
+        torch.Generator.clone_state,  # as a tensor the state would count in torch's allocator
+        lambda generator, state: generator.set_state(state.get_state()),
+    ),
     Access(
         np.random.Generator,
         lambda generator: generator.bit_generator.state,
@@ -54,6 +58,8 @@ def access_to(kind: type) -> Access | None:
 
 def are_same(one: Any, other: Any) -> bool:
     """Compare two states, as their generators gave them."""
+    if isinstance(one, torch.Generator):
+        one, other = one.get_state(), other.get_state()
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):

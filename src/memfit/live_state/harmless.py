@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextvars
 import datetime
 import decimal
 import enum
@@ -72,7 +71,6 @@ _OBSTACLES: tuple[tuple[tuple[type, ...], str, str], ...] = (
     ((threading.Thread, threading.local), "thread", "what it has done"),
     ((BaseProcess, subprocess.Popen), "process", "what it has done"),
     ((queue.Queue, queue.SimpleQueue), "queue", "what lies in it"),
-    ((contextvars.ContextVar,), "context variable", "its value"),
     (
         (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType, asyncio.Future),
         "iterator",

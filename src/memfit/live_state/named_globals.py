@@ -1,16 +1,22 @@
-"""Which global names a function's code reads or writes."""
+"""Which global names a function's code reads or writes, and which modules it asks for."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import sys
-from collections.abc import Iterator, Mapping
-from types import CodeType, ModuleType
-from typing import Any
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from weakref import WeakKeyDictionary
+
+from memfit.live_state.containers import CELL
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
+_BY_NAME = frozenset(("import_module", "__import__", "modules"))
+"""What code names that finds modules by their names: of importlib, of Python's own, of sys."""
+_ASKED_FOR: WeakKeyDictionary[CodeType, set[str]] = WeakKeyDictionary()
+"""Which modules code has been seen to ask for by name in this process."""
 _IMPORTS = frozenset(("IMPORT_NAME", "IMPORT_FROM"))
 
 
@@ -37,12 +43,58 @@ def parts_of(code: CodeType) -> Iterator[CodeType]:
             yield from parts_of(constant)
 
 
-def imported_modules(code: CodeType, namespace: Mapping[str, Any]) -> Iterator[ModuleType]:
-    """Yield the modules, loaded already, that code imports when it runs."""
-    _, _, imported = names_in(code)
-    package = namespace.get("__package__") or ""
-    for name in imported:
-        for candidate in (name, f"{package}.{name}"):
-            module = sys.modules.get(candidate)
-            if isinstance(module, ModuleType):
-                yield module
+@functools.lru_cache(maxsize=4096)
+def _imports_in(code: CodeType) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """Return what the import statements in code say: dots in front, module, names."""
+    found = []
+    for part in parts_of(code):
+        each = [*dis.get_instructions(part)]
+        for level, names, imports in zip(each, each[1:], each[2:], strict=False):
+            if imports.opname == "IMPORT_NAME":
+                found.append((level.argval, imports.argval, names.argval or ()))
+    return tuple(found)
+
+
+def imported_names(function: FunctionType) -> Iterator[str]:
+    """Yield what the modules that a function imports when it runs may be called."""
+    package = function.__globals__.get("__package__") or ""
+    for level, name, parts in _imports_in(function.__code__):
+        above = [package.rsplit(".", level - 1)[0]] if level else []
+        base = ".".join((*above, *([name] if name else [])))
+        yield from (base, *(f"{base}.{part}" for part in parts))
+
+
+def imported_modules(function: FunctionType) -> Iterator[ModuleType]:
+    """Yield the modules, loaded already, that a function imports when it runs."""
+    return _loaded(imported_names(function))
+
+
+def modules_by_name(function: FunctionType) -> Iterator[ModuleType]:
+    """Yield the modules, loaded already, that a function has asked for by name or has names of."""
+    yield from _loaded(_ASKED_FOR.get(function.__code__, ()))
+    yield from _loaded(names_at_hand(function))
+
+
+def names_at_hand(function: FunctionType) -> Iterator[str]:
+    """Yield texts in which a function that finds modules by their names may have them."""
+    named, attributes, _ = names_in(function.__code__)
+    by_name = _BY_NAME & (named | attributes)
+    if not by_name or (by_name == {"modules"} and "sys" not in named):
+        return
+    values = [each for part in parts_of(function.__code__) for each in part.co_consts]
+    values += [function.__globals__.get(name) for name in named]
+    values += function.__defaults__ or ()
+    values += (value for cell in function.__closure__ or () for value in CELL.copy(cell))
+    for text in values:
+        if type(text) is str:
+            yield from (text, text.rpartition(".")[0])
+
+
+def note_asked_for(code: CodeType, module: ModuleType) -> None:
+    """Note that code asks for a module by a name that it makes as it runs."""
+    _ASKED_FOR.setdefault(code, set()).add(module.__name__)
+
+
+def _loaded(names: Iterable[str]) -> Iterator[ModuleType]:
+    modules = (sys.modules.get(name) for name in names)
+    return (module for module in modules if isinstance(module, ModuleType))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from memfit.live_state.torch_context import RandomStates
+from memfit.live_state.generators import are_same
 
 _TWISTER_BYTES = 625 * 4
 """A Mersenne Twister's 624 words and its position (numpy/random/src/mt19937/mt19937.h)."""
@@ -22,54 +22,37 @@ _HEAD_BYTES = object.__basicsize__
 (cpython/Modules/_randommodule.c, ``RandomObject``)."""
 
 
-@dataclass(slots=True, kw_only=True)
-class RandomSources:
-    """The states of torch's, Python's and numpy's generators."""
-
-    torch: RandomStates
-    python: Any
-    numpy: Any
-
-    def put_back(self, device_type: str) -> None:
-        """Set the generators to these states."""
-        self.torch.put_back(device_type)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalRandomness:
     """The states of all generators that belong to nobody: those of the CPU and of every GPU."""
 
-    sources: RandomSources
-    """Of the CPU."""
+    cpu: torch.Generator
+    """A copy of the CPU's: its state as a tensor would count in every step that is kept."""
+    python: Any
+    numpy: Any
     cards: list[torch.Tensor]
     """Of the GPUs, in their order; none where CUDA has not been started."""
 
-    @classmethod
-    def here(cls, reader: RandomSourcesReader) -> GlobalRandomness:
-        """Take the states as they are."""
-        return cls(reader.here(), torch.cuda.get_rng_state_all() if _has_cards() else [])
-
     def put_back(self) -> None:
         """Set the generators to these states."""
-        self.sources.put_back("cpu")
+        torch.set_rng_state(self.cpu.get_state())
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
         if self.cards:
             torch.cuda.set_rng_state_all(self.cards)
 
     def moved(self, reader: RandomSourcesReader) -> dict[str, str]:
         """Name the libraries whose generators have moved on since, each with what tells how far."""
-        now = self.here(reader)
+        now = reader.here()
         cards = zip(self.cards, now.cards, strict=False)
-        old, new = self.sources, now.sources
         moved = {}
-        if not torch.equal(new.torch.cpu, old.torch.cpu) or any(
+        if not are_same(now.cpu, self.cpu) or any(
             not torch.equal(one, other) for one, other in cards
         ):
             moved["torch"] = ""
         for name, was, is_ in (
-            ("numpy", _words(old.numpy), _words(new.numpy)),
-            ("random", old.python, new.python),
+            ("numpy", _words(self.numpy), _words(now.numpy)),
+            ("random", self.python, now.python),
         ):
             if was != is_:
                 moved[name] = f"{zlib.crc32(repr((was, is_)).encode())}"
@@ -96,11 +79,11 @@ class RandomSourcesReader:
         self._python = PythonReader()
         self._numpy = NumpyReader()
 
-    def here(self, *tensors: torch.Tensor) -> RandomSources:
-        """Take the states as they are, those of the tensors' devices among them."""
-        return RandomSources(
-            torch=RandomStates.here(*tensors), python=self._python.here(), numpy=self._numpy.here()
-        )
+    def here(self) -> GlobalRandomness:
+        """Take the states as they are."""
+        cards = torch.cuda.get_rng_state_all() if _has_cards() else []
+        cpu = torch.default_generator.clone_state()
+        return GlobalRandomness(cpu, self._python.here(), self._numpy.here(), cards)
 
 
 class PythonReader:

@@ -14,9 +14,16 @@ from memfit.live_state import containers as kinds
 from memfit.live_state.containers import Kind, NamesIn, identity
 from memfit.live_state.findings import PLAIN_TYPES, Obstacle, Place
 from memfit.live_state.tensors import storages_of
+from memfit.units import MIB
+
+LARGE_BYTES = 16 * MIB
+"""What is larger and holds data is taken to stay as it is while nothing is computed for real."""
 
 Volatile = Mapping[tuple[Kind, int], frozenset[Any] | None]
 """Names, per container, that mean other objects again and again; None stands for all."""
+
+_BUILDERS = frozenset(("model function", "optimizer function", "batch function"))
+"""Roots that are done when a step begins: what they asked for by name shows in what they made."""
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class Scope:
     left_out: frozenset[int]
     """Tensors whose content is kept elsewhere, by id."""
     left_out_storages: frozenset[int]
+    copies_content: bool = True
+    """Whether the content of tensors is kept at all, and that of large arrays."""
 
     @classmethod
     def of(cls, leave_out: Iterable[Any]) -> Scope:
@@ -101,11 +110,15 @@ class Reach:
         self._seen_before: Mapping[int, Any] = {} if before is None else before.seen
         self._waiting: collections.deque[tuple[object, Place]] = collections.deque()
         self._globals: dict[int, tuple[dict[str, Any], set[str], Place]] = {}
+        self._follows_names = True
+        self._whole: set[int] = set()
+        """The globals, by id, that are looked at whatever their names."""
         self._optimizers_states: set[int] = set()
 
     def go(self, roots: Mapping[str, Any]) -> Found:
         """Walk from roots, by name; what several lead to is named after the first."""
         for name, value in roots.items():
+            self._follows_names = name not in _BUILDERS
             self._later([(value, Place(name))])
             self._meet_all()
         return self._finished()
@@ -132,8 +145,11 @@ class Reach:
                 handler_of(type(value))(self, value, place)
 
     def _finished(self) -> Found:
-        for namespace, names, place in self._globals.values():
-            self._hold(kinds.NAMES, NamesIn(tuple(sorted(names)), namespace), place)
+        for key, (namespace, names, place) in self._globals.items():
+            if key in self._whole:
+                self._hold(kinds.ALL_NAMES, namespace, place)
+            else:
+                self._hold(kinds.NAMES, NamesIn(tuple(sorted(names)), namespace), place)
         return self.found
 
     def _later(self, values: Iterable[tuple[Any, Place]]) -> None:

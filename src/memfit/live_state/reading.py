@@ -12,7 +12,7 @@ import torch
 from memfit.live_state.containers import Kind
 from memfit.live_state.findings import Place, is_plain
 from memfit.live_state.generators import access_to
-from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
+from memfit.live_state.random_sources import RandomSourcesReader
 from memfit.live_state.reach import Found
 from memfit.live_state.state import LiveState
 
@@ -32,7 +32,7 @@ class Reading:
 def read(state: LiveState) -> Reading:
     """Read everything that can be reached now, by name."""
     parts = state.found()
-    randomness = GlobalRandomness.here(RandomSourcesReader())
+    randomness = RandomSourcesReader().here()
     tensors = [(place.text, tensor) for found in parts for tensor, place, _ in found.tensors]
     tensors += [
         (place.text, torch.from_numpy(array.copy()))
@@ -41,9 +41,9 @@ def read(state: LiveState) -> Reading:
         if array.dtype.kind in "biufc"
     ]
     generators: list[tuple[str, Any]] = [
-        ("torch's generator", randomness.sources.torch.cpu),
-        ("Python's generator", randomness.sources.python),
-        ("numpy's generator", pickle.dumps(randomness.sources.numpy)),
+        ("torch's generator", randomness.cpu),
+        ("Python's generator", randomness.python),
+        ("numpy's generator", pickle.dumps(randomness.numpy)),
     ]
     generators += [
         (place.text, access.read(generator))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import CodeType, FunctionType
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ import torch
 from memfit.live_state.containers import CLASS, Kind
 from memfit.live_state.findings import Obstacle
 from memfit.live_state.ownership import package_of
-from memfit.live_state.random_sources import GlobalRandomness, RandomSourcesReader
+from memfit.live_state.random_sources import RandomSourcesReader
 from memfit.live_state.reach import Found, Scope
 from memfit.live_state.snapshot import Part, Snapshot, Values, undisturbed
 from memfit.live_state.tensor_watch import MOST_BYTES, TensorWatch
-from memfit.live_state.walk import walk, walk_on
+from memfit.live_state.tensors import Copied
+from memfit.live_state.walk import walk, walk_behind, walk_on
 from memfit.live_state.watch import Slot, Watch
 
 
@@ -31,6 +33,9 @@ class LiveState:
         gradients: whether ``.grad`` of tensors belongs to the state.
         most_bytes: how much content of tensors is copied at most. The largest are left out beyond
             that, and said to be obstacles.
+        copies_content: whether the content of tensors and of large arrays is copied at all.
+        copied: copies the content of tensors.
+        beside: functions whose packages are the user's too, as those of the roots are.
     """
 
     def __init__(
@@ -40,12 +45,21 @@ class LiveState:
         leave_out: Iterable[Any] = (),
         gradients: bool = False,
         most_bytes: int = MOST_BYTES,
+        copies_content: bool = True,
+        copied: Copied = torch.cat,
+        beside: Iterable[object] = (),
     ) -> None:
         self._roots = dict(roots)
-        self._scope = replace(Scope.of(leave_out), own_packages=_packages_of(self._roots))
+        self.own_packages = _packages_of([*self._roots.values(), *beside])
+        """Which are the user's, wherever they are installed."""
+        self._scope = replace(
+            Scope.of(leave_out), own_packages=self.own_packages, copies_content=copies_content
+        )
+        self._met_behind: dict[int, Any] = {}
         self._random = RandomSourcesReader()
-        self._most_bytes = most_bytes
-        self._gradients = gradients
+        self._watched = partial(
+            TensorWatch, with_grad=gradients, most_bytes=most_bytes, copied=copied
+        )
         self._volatile: dict[tuple[Kind, int], frozenset[Any] | None] = {}
         self._came: Counter[Slot] = Counter()
         self.num_walks = 0
@@ -55,8 +69,7 @@ class LiveState:
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Leave out the content of these tensors from now on, and of no others."""
-        own = self._scope.own_packages
-        self._scope = replace(Scope.of(tensors), own_packages=own)
+        self._scope = replace(Scope.of(tensors), own_packages=self.own_packages)
         with undisturbed():
             self._walk()
 
@@ -94,19 +107,30 @@ class LiveState:
             self._look()
             parts = [_part(self._watch, self._tensor_watch, self._found)]
             if self._found.postponed:
-                found = walk_on(self._scope, self._found)
-                parts.append(_part(Watch(found, {}), self._watched_tensors(found), found))
-            randomness = GlobalRandomness.here(self._random)
-            return Snapshot(parts, randomness, self._random)
+                parts.append(self._part_of(walk_on(self._scope, self._found)))
+            return Snapshot(parts, self._random.here(), self._random)
 
-    def _watched_tensors(self, found: Found) -> TensorWatch:
-        return TensorWatch(found.tensors, with_grad=self._gradients, most_bytes=self._most_bytes)
+    def snapshot_behind(self, made: object, modules: Iterable[ModuleType] = ()) -> Snapshot:
+        """Keep what lies behind an object and has not been met: what its code can change.
+
+        Args:
+            made: by the job's functions; what it holds itself is not kept.
+            modules: that code has asked for, all of whose globals are kept.
+        """
+        with undisturbed():
+            met = self._found.seen | self._met_behind
+            found = walk_behind(self._scope, made, modules, met)
+            self._met_behind |= found.seen
+            return Snapshot([self._part_of(found)], self._random.here(), self._random)
+
+    def _part_of(self, found: Found) -> Part:
+        return _part(Watch(found, {}), self._watched(found.tensors), found)
 
     def _walk(self) -> None:
         self.num_walks += 1
         self._found = walk(self._scope, self._roots, self._volatile)
         self._watch = Watch(self._found, self._volatile)
-        self._tensor_watch = self._watched_tensors(self._found)
+        self._tensor_watch = self._watched(self._found.tensors)
 
     def _look(self) -> None:
         """Look at the containers, and walk again if they hold other objects."""
@@ -127,9 +151,9 @@ _OFTEN = 2
 """How often a name has to mean another object until it is expected to do so in every step."""
 
 
-def _packages_of(roots: Mapping[str, Any]) -> frozenset[str]:
-    """Name the packages that the roots' functions come from: they are the user's."""
-    functions = (value for value in roots.values() if isinstance(value, FunctionType))
+def _packages_of(code: Iterable[object]) -> frozenset[str]:
+    """Name the packages that functions come from: they are the user's."""
+    functions = (value for value in code if isinstance(value, FunctionType))
     return frozenset(package_of(function.__module__ or "") for function in functions)
 
 

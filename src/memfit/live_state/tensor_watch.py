@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from memfit.live_state.findings import Obstacle, Place
 from memfit.live_state.tensors import (
+    Copied,
     KeptGrad,
     KeptTensor,
     bytes_of,
@@ -74,13 +75,17 @@ class TensorWatch:
         tensors: with their places, and whether their content is to be kept.
         with_grad: whether ``.grad`` is.
         most_bytes: how many bytes of content at most; the largest tensors are left out.
+        copied: copies content.
     """
 
-    def __init__(self, tensors: _Tensors, *, with_grad: bool, most_bytes: int) -> None:
+    def __init__(
+        self, tensors: _Tensors, *, with_grad: bool, most_bytes: int, copied: Copied
+    ) -> None:
         self._all = [tensor for tensor, _, _ in tensors]
         self.places = [place for _, place, _ in tensors]
         self.obstacles: list[Obstacle] = []
         self._with_grad = with_grad
+        self._copied_bytes = copied
         self._most_bytes = most_bytes
         self._formed: list[int] = []
         self._loose: list[int] = []
@@ -106,7 +111,7 @@ class TensorWatch:
             self._kept = [*self._kept]
             for index in self._loose:
                 self._kept[index] = self._keep(index)
-        contents = [(indices, torch.cat(parts)) for indices, parts in self._aliases]
+        contents = [(each, self._copied_bytes(parts)) for each, parts in self._aliases]
         return TensorsThen(self._kept, contents, self._grads() if self._with_grad else None)
 
     def has_new_hooks(self) -> bool:
@@ -123,8 +128,8 @@ class TensorWatch:
     def _grads(self) -> list[KeptGrad | None]:
         grads = [tensor.grad if tensor.is_leaf else None for tensor in self._all]
         num_bytes = sum(grad.nbytes for grad in grads if grad is not None)
-        fits = num_bytes <= self._most_bytes
-        return [None if grad is None else KeptGrad.of(grad, fits=fits) for grad in grads]
+        copied = self._copied_bytes if num_bytes <= self._most_bytes else None
+        return [None if grad is None else KeptGrad.of(grad, copied) for grad in grads]
 
     def _that_fit(self, most_bytes: int) -> list[int]:
         """List the tensors whose content is small enough to be copied, smallest first."""

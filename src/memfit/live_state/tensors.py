@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+Copied = Callable[[list[torch.Tensor]], torch.Tensor]
+"""Copies flat tensors of bytes, one after the other, into one."""
 
 
 class Form(NamedTuple):
@@ -113,9 +116,11 @@ class KeptGrad:
     content: torch.Tensor | None
 
     @classmethod
-    def of(cls, grad: torch.Tensor, *, fits: bool) -> Self:
-        """Keep a gradient as it is, with its values if they fit and are there."""
-        return cls(grad, bytes_of(grad).clone() if fits and has_content(grad) else None)
+    def of(cls, grad: torch.Tensor, copied: Copied | None) -> Self:
+        """Keep a gradient as it is, with its values if something copies them and they are there."""
+        if copied is None or not has_content(grad):
+            return cls(grad, None)
+        return cls(grad, copied([bytes_of(grad)]))
 
     def put_back(self) -> None:
         """Give a gradient the values that it had."""
@@ -124,7 +129,9 @@ class KeptGrad:
 
     def has_same_values(self) -> bool:
         """Return whether a gradient has the values that it had."""
-        return self.content is None or torch.equal(bytes_of(self.grad), self.content)
+        if self.content is None:
+            return True
+        return torch.equal(bytes_of(self.grad), self.content.to(self.grad.device))
 
 
 def keep(tensor: torch.Tensor, *, with_form: bool) -> KeptTensor:
@@ -156,8 +163,8 @@ def put_back(kept: KeptTensor) -> None:
     _put_hooks_back(tensor, flags)
     if kept.content is not None:
         now = bytes_of(tensor)
-        if not torch.equal(now, kept.content):
-            now.copy_(kept.content)
+        if not torch.equal(now, content := kept.content.to(now.device)):
+            now.copy_(content)
     elif _was_written(kept):
         msg = "its content is too large to be copied before every step"
         raise RuntimeError(msg)
@@ -217,7 +224,7 @@ def _difference_in_content(kept: KeptTensor) -> str:
     if kept.content is None:
         return "was written to" if _was_written(kept) else ""
     now = bytes_of(kept.tensor)
-    if now.numel() == kept.content.numel() and torch.equal(now, kept.content):
+    if now.numel() == kept.content.numel() and torch.equal(now, kept.content.to(now.device)):
         return ""
     return "has other values"
 

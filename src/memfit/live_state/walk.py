@@ -5,22 +5,25 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memfit.job import Job
 from memfit.live_state import containers as kinds
 from memfit.live_state.containers import Kind, SlotsOf
-from memfit.live_state.findings import Place
+from memfit.live_state.findings import Obstacle, Place
 from memfit.live_state.generators import access_to
 from memfit.live_state.harmless import is_harmless, is_made_in_python, obstacle_of
 from memfit.live_state.ownership import is_reporting, not_followed, package_of
-from memfit.live_state.reach import Found, Scope, Volatile
+from memfit.live_state.reach import LARGE_BYTES, Found, Group, Scope, Volatile
 from memfit.live_state.tensors import storages_of
 from memfit.live_state.walk_code import CodeWalk
 
@@ -30,8 +33,13 @@ def walk(
     roots: Mapping[str, Any],
     volatile: Volatile | None = None,
 ) -> Found:
-    """Walk from roots, by name, to all that can be reached but what is volatile."""
-    return Walk(scope, _handler_of, volatile).go(roots)
+    """Walk from roots, by name, to all that can be reached but what is volatile.
+
+    What belongs to the process is reached from everywhere.
+    """
+    walking = Walk(scope, _handler_of, volatile)
+    walking.process()
+    return walking.go(roots)
 
 
 def walk_on(scope: Scope, before: Found) -> Found:
@@ -44,6 +52,24 @@ def walk_beyond(scope: Scope, roots: Mapping[str, Any], met: Mapping[int, Any]) 
     return Walk(scope, _handler_of, None, Found(seen=dict(met))).go(roots)
 
 
+def walk_behind(
+    scope: Scope, made: object, modules: Iterable[types.ModuleType], met: dict[int, Any]
+) -> Found:
+    """Walk to what an object's classes and functions, and modules, lead to and was not met before.
+
+    What the object itself holds is left out: it was made a moment ago, and nobody wants it back.
+    """
+    own = Walk(scope, _handler_of, None, Found(seen=met)).go({"": made})
+    behind = Walk(scope, _handler_of, None, Found(seen=met))
+    for module in modules:
+        behind.all_names(vars(module))
+    for function in own.functions:
+        behind.globals_of(function)
+    classes = own.groups.get(kinds.CLASS, Group()).targets
+    lasting = [each for each in (*own.functions, *classes) if "<locals>" not in each.__qualname__]
+    return behind.go({"": None, **{each.__qualname__: each for each in lasting}})
+
+
 class Walk(CodeWalk):
     """Meet objects of all kinds."""
 
@@ -53,10 +79,11 @@ class Walk(CodeWalk):
         if id(tensor) in self._optimizers_states:
             return  # the caller keeps it, and nobody else knows it
         scope = self._scope
-        is_left_out = id(tensor) in scope.left_out or (
-            bool(scope.left_out_storages) and bool(storages_of([tensor]) & scope.left_out_storages)
+        is_kept = scope.copies_content and not (
+            id(tensor) in scope.left_out
+            or (scope.left_out_storages and storages_of([tensor]) & scope.left_out_storages)
         )
-        self.found.tensors.append((tensor, place, not is_left_out))
+        self.found.tensors.append((tensor, place, is_kept))
         if isinstance(tensor, FakeTensor):
             return  # its attributes are those of the mode that made it
         self._namespace(tensor, place)
@@ -68,7 +95,8 @@ class Walk(CodeWalk):
 
     def array(self, array: Any, place: Place) -> None:
         """Meet a numpy array."""
-        if id(array) not in self._scope.left_out:
+        is_small = self._scope.copies_content or array.nbytes <= LARGE_BYTES
+        if is_small and id(array) not in self._scope.left_out:
             self.found.arrays.append((array, place))
         if array.dtype.hasobject:
             self._later((each, place.item(at)) for at, each in enumerate(array.flat))
@@ -181,6 +209,22 @@ class Walk(CodeWalk):
             (each for each in _attributes(held, here) if each[0] not in left_out),
         )
 
+    def process(self) -> None:
+        """Meet torch's settings and, but on Windows, the environment."""
+        if os.supports_bytes_environ:
+            held: Any = os.environb
+            self._hold(kinds.ENVIRONMENT, held._data, Place("os.environ"))
+        self._hold(kinds.SETTINGS, torch, Place("torch"))
+
+    def context(self, variable: ContextVar[Any], place: Place) -> None:
+        """Meet a context variable; nothing takes the value away from one that had none."""
+        (value,) = kinds.CONTEXT.copy(variable)
+        if value is kinds.MISSING:
+            text = f"{place.text} is a context variable without a value: it cannot be put back."
+            self.found.obstacles.append(Obstacle(place.owner, "context variable", text))
+            return
+        self._hold(kinds.CONTEXT, variable, place, [("", value, place)])
+
     def reference(self, reference: Any, place: Place) -> None:
         """Meet a weak reference."""
         self._later([(weakref.ref.__call__(reference), place)])
@@ -258,6 +302,7 @@ _HANDLERS: tuple[tuple[Any, _Handler], ...] = (
     ),
     (weakref.ref, Walk.reference),
     (types.CellType, Walk.cell),
+    (ContextVar, Walk.context),
     (collections.OrderedDict, _with(kinds.ORDERED_DICT, Walk.mapping)),
     (dict, _with(kinds.DICT, Walk.mapping)),
     (list, _with(kinds.LIST, Walk.sequence)),
@@ -272,8 +317,8 @@ _HANDLERS: tuple[tuple[Any, _Handler], ...] = (
 
 def _is_followed(kind: type) -> bool:
     """Return whether a type of memfit holds what a step changes; others only watch the job's."""
-    is_torch = issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
-    return is_torch or getattr(kind, "changes_with_steps", False)
+    is_users = issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, Job))
+    return is_users or getattr(kind, "changes_with_steps", False)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.live_state import containers as kinds
 from memfit.live_state.findings import Obstacle, Place
-from memfit.live_state.named_globals import imported_modules, names_in
+from memfit.live_state.named_globals import imported_modules, modules_by_name, names_in
 from memfit.live_state.ownership import is_users_module, is_users_namespace, package_of
 from memfit.live_state.reach import Reach
 
@@ -45,13 +45,19 @@ class CodeWalk(Reach):
         if is_users:
             self.found.functions.append(function)
             self._hold(kinds.FUNCTION, function, owner)
-            self._meet_globals(function, namespace)
+            self.globals_of(function)
 
-    def _meet_globals(self, function: types.FunctionType, namespace: dict[str, Any]) -> None:
+    def globals_of(self, function: types.FunctionType) -> None:
+        """Meet the globals that a user's function names, in its own module and in others."""
+        namespace = function.__globals__
         named, attributes, imported = names_in(function.__code__)
         self._watch_names(namespace, named)
+        if "globals" in named:
+            self.all_names(namespace)
+        for found in modules_by_name(function) if self._follows_names else ():
+            self.all_names(vars(found))
         modules = [namespace[name] for name in named if name in namespace]
-        modules += imported_modules(function.__code__, namespace)
+        modules += imported_modules(function)
         seen: set[int] = set()
         while modules:
             module = modules.pop()
@@ -63,10 +69,18 @@ class CodeWalk(Reach):
                 self._watch_names(inside, attributes | imported)
                 modules += [inside[name] for name in attributes if name in inside]
 
+    def all_names(self, namespace: dict[str, Any]) -> None:
+        """Meet everything in a module of the user's that code asks for by names made as it runs."""
+        if is_users_namespace(namespace, self._scope.own_packages):
+            self._whole.add(id(namespace))
+            self._watch_names(namespace, kinds.ALL_NAMES.copy(namespace))
+
     def _watch_names(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
         place = Place(str(namespace.get("__name__", "a module")).removeprefix("memfit_job_"))
         _, watched, _ = self._globals.setdefault(id(namespace), (namespace, set(), place))
-        volatile = self._volatile.get((kinds.NAMES, id(namespace))) or ()
+        volatile: set[str] = set()
+        for kind in (kinds.NAMES, kinds.ALL_NAMES):
+            volatile.update(self._volatile.get((kind, id(namespace))) or ())
         for name in names:
             if name in watched or (name not in namespace and name in _BUILTINS):
                 continue
@@ -108,11 +122,14 @@ class CodeWalk(Reach):
     def wrapper(self, wrapper: Any, place: Place) -> None:
         """Meet what wraps functions: a property, a static method, a cache."""
         if isinstance(wrapper, functools._lru_cache_wrapper) and self._is_users(wrapper):
-            sentence = (
-                f"{place.text} remembers results (functools.lru_cache): what a step has added to "
-                "them cannot be taken out again."
-            )
-            self.found.obstacles.append(Obstacle(place.owner, "cache", sentence))
+            results = kinds.CACHE.copy(wrapper)
+            self._hold(kinds.CACHE, wrapper, place, [("", each, place) for each in results])
+            if results:
+                sentence = (
+                    f"{place.text} remembers results (functools.lru_cache): what a step has added "
+                    "to them cannot be taken out again."
+                )
+                self.found.obstacles.append(Obstacle(place.owner, "cache", sentence))
         for name in ("__func__", "fget", "fset", "fdel", "func", "__wrapped__"):
             self._later([(getattr(wrapper, name, None), place)])
 

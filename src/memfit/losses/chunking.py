@@ -6,11 +6,12 @@ function without that function knowing, and a planner can see what there is to s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memfit.analysis.separability import PROVED, Separability
 from memfit.errors import JobError
 
 _CHUNK_SIZE: ContextVar[int | None] = ContextVar("memfit_chunk_size", default=None)
@@ -26,6 +27,8 @@ class StreamableLoss:
     num_candidates: int
     smallest_chunk: int = 128
     """Fewer candidates at a time save nothing worth their time."""
+    separability: Separability = PROVED
+    """Whether candidates are treated one by one."""
 
 
 @contextmanager
@@ -75,8 +78,13 @@ def noted_losses() -> Iterator[list[StreamableLoss]]:
         _NOTES.reset(token)
 
 
-def note_loss(loss: StreamableLoss) -> None:
-    """Tell the surrounding `noted_losses` block, if there is one, that a loss is computed."""
+def note_loss(loss: StreamableLoss, look: Callable[[], Separability] = lambda: PROVED) -> None:
+    """Tell the surrounding `noted_losses` block, if there is one, that a loss is computed.
+
+    Args:
+        loss: without its ``separability``.
+        look: finds that out, where somebody wants to know.
+    """
     notes = _NOTES.get()
     if notes is not None:
-        notes.append(loss)
+        notes.append(replace(loss, separability=look()))

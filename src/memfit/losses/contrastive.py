@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import JobError
 from memfit.losses.chunking import checked_chunk_size
+from memfit.losses.set_members import CutCall
 from memfit.losses.softmax_mean import softmax_mean
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def cached_embeddings(encode: Callable[..., Tensor], *inputs: Tensor, chunk: int
 
     Args:
         encode: (chunk of each input) to embeddings (chunk, D); it has to treat samples apart, so
-            batch normalisation in training mode is none of its parts.
+            batch normalisation in training mode is none of its parts. That is proved on a
+            recording first.
         inputs: tensors with the samples in dimension 0.
         chunk: Samples per chunk.
 
@@ -116,11 +118,12 @@ def cached_embeddings(encode: Callable[..., Tensor], *inputs: Tensor, chunk: int
         Embeddings, (samples, D).
 
     Raises:
-        JobError: if the chunk size is no whole number of at least 1.
+        JobError: if the chunk size is no whole number of at least 1, or samples meet in ``encode``.
 
     Source: Gao et al. 2021 (arXiv 2101.06983), section 3.
     """
-    checked_chunk_size(chunk)
+    if checked_chunk_size(chunk) < len(inputs[0]):
+        CutCall(call=lambda some, _: encode(*some), cut=inputs, functions=(encode,)).check(chunk)
     parts = [
         checkpoint(encode, *(each[start : start + chunk] for each in inputs), use_reentrant=False)
         for start in range(0, len(inputs[0]), chunk)

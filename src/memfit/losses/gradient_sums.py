@@ -44,7 +44,7 @@ class GradientSums:
         wanted = [each for each in (*self._tensors, *also) if each.requires_grad]
         if not pairs or not wanted:
             return [None] * len(also)
-        with _without_hooks(self._tensors):
+        with without_hooks(self._tensors):
             found = torch.autograd.grad(
                 [pair[0] for pair in pairs],
                 wanted,
@@ -123,7 +123,7 @@ class _SummingLinear(torch.autograd.Function):
 
 
 @contextmanager
-def _without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
+def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Keep the tensors' own hooks for the whole gradient; a part of it is none of their concern."""
     hooks = [each._backward_hooks for each in tensors]
     kept = [dict(each) if each else None for each in hooks]

@@ -81,7 +81,13 @@ def linear_cross_entropy(
     """
     _check_tensors(hidden_ND, weight_VD, labels_N, bias, class_weight)
     num_rows = hidden_ND.shape[1] if num_rows is None else num_rows
-    _check_settings(reduction, label_smoothing, num_rows)
+    if reduction not in _REDUCTIONS or not 0.0 <= label_smoothing <= 1.0 or num_rows < 1:
+        msg = (
+            f"linear_cross_entropy got reduction={reduction!r}, label_smoothing={label_smoothing} "
+            f"and num_rows={num_rows}; needed are one of {', '.join(_REDUCTIONS)}, a number from 0 "
+            "to 1, and at least 1 row."
+        )
+        raise JobError(msg)
     product_dtype = product_dtype_of(hidden_ND, weight_VD)
     chunking = Chunking(
         num_rows=num_rows,
@@ -258,18 +264,3 @@ def _check_tensors(
         "(N,) torch.int64."
     )
     raise JobError(msg)
-
-
-def _check_settings(reduction: str, label_smoothing: float, num_rows: int) -> None:
-    """Refuse settings that mean nothing.
-
-    Raises:
-        JobError: if one is unusable.
-    """
-    if reduction not in _REDUCTIONS or not 0.0 <= label_smoothing <= 1.0 or num_rows < 1:
-        msg = (
-            f"linear_cross_entropy got reduction={reduction!r}, label_smoothing={label_smoothing} "
-            f"and num_rows={num_rows}; needed are one of {', '.join(_REDUCTIONS)}, a number from 0 "
-            "to 1, and at least 1 row."
-        )
-        raise JobError(msg)

@@ -87,6 +87,7 @@ def mixture_means(
     chunk: int | None = None,
     tile: int | None = None,
     group: Group | None = None,
+    is_part: bool = False,
 ) -> SoftmaxMean:
     """Return what `score_matching_of` needs: the means of u (B, D) and a (B,) over the kernels.
 
@@ -102,6 +103,7 @@ def mixture_means(
         chunk=chunk,
         tile=tile,
         group=group,
+        is_part=is_part,
     )
 
 

@@ -130,7 +130,11 @@ class Gradients:
     def add(self, chunk: Chunk, grad_RV: Tensor) -> None:
         """Multiply the gradient of a chunk's logits into them."""
         if self._of_hidden is not None:
-            _product_into(self._of_hidden[chunk.rows], grad_RV, chunk.weight)
+            target = self._of_hidden[chunk.rows]
+            if target.dtype == grad_RV.dtype:
+                torch.mm(grad_RV, chunk.weight, out=target)
+            else:
+                target.copy_(grad_RV @ chunk.weight)
         if self._of_weight is not None:
             _add_product(self._of_weight, grad_RV.t(), chunk.hidden)
         if self._of_bias is not None:
@@ -227,11 +231,3 @@ def _add_product(target_VD: Tensor, left_VR: Tensor, right_RD: Tensor) -> None:
     for start in range(0, target_VD.shape[0], _CLASSES_PER_SLICE):
         classes = slice(start, start + _CLASSES_PER_SLICE)
         target_VD[classes].add_((left_VR[classes] @ right_RD).to(target_VD.dtype))
-
-
-def _product_into(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """Write a matrix product into a part of a gradient, without a copy where types agree."""
-    if target.dtype == left.dtype:
-        torch.mm(left, right, out=target)
-    else:
-        target.copy_(left @ right)

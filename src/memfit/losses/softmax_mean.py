@@ -18,6 +18,7 @@ from torch import Tensor
 
 from memfit.errors import JobError
 from memfit.losses.chunking import StreamableLoss, checked_chunk_size, chunk_size, note_loss
+from memfit.losses.set_members import CutCall
 from memfit.losses.set_stream import SetStream
 from memfit.losses.softmax_sums import weighted_sum
 
@@ -46,6 +47,7 @@ def softmax_mean(
     chunk: int | None = None,
     tile: int | None = None,
     group: Group | None = None,
+    is_part: bool = False,
     name: str = "softmax_mean",
 ) -> SoftmaxMean:
     """Average values over a set, weighted by the softmax of log-weights over the whole set.
@@ -60,11 +62,13 @@ def softmax_mean(
 
     Args:
         terms: (prepared members, inputs) to log-weights (B, C) and any number of values
-            (B, C, M...). Each entry may depend on its own sample and member alone.
+            (B, C, M...). Each entry may depend on its own sample and member alone, which is
+            proved on a recording before anything is cut.
         members: tensors with the K members in dimension 0.
         inputs: tensors with the B samples in dimension 0.
         prepare: what is done once per member, whatever the samples: members (C, ...) to prepared
-            members (C, ...), such as a network. None leaves them as they are.
+            members (C, ...), such as a network. None leaves them as they are. It must treat
+            members one by one as well: no batch normalisation in training, no mean over them.
         parameters: Tensors that ``prepare`` or ``terms`` use and that other tensors were computed
             into, such as copies of weights on another device. Leaves are found without.
         chunk: Members per chunk. None takes what `memfit.losses.chunked` has set; without either,
@@ -74,17 +78,17 @@ def softmax_mean(
             1) and the same inputs. Every rank gets the results and gradients of the whole set: one
             all-gather of B (2 + M) numbers in forward, one all-reduce of each parameter's and
             input's gradient in backward. The loss is then computed on every rank alike.
+        is_part: Whether the members are a part of a set whose others are computed elsewhere; see
+            `softmax_mean_of_parts`.
         name: What to call this loss where a plan asks for the losses that can be streamed.
 
     Returns:
         Log-sum-exp and means, in float32 at least.
 
     Raises:
-        JobError: if a shape or size is unusable, or, in backward, if gradients are to be
-            differentiated again, or a chunk uses a parameter that the first one does not.
-
-    Not accounted for: buffers that ``prepare`` or ``terms`` change, such as running statistics of
-    batch normalisation, are changed twice when streamed.
+        JobError: if a shape or size is unusable, if what would lie in different chunks meets in
+            ``prepare`` or ``terms``, if these write into a buffer, or, in backward, if gradients
+            are to be differentiated again, or a chunk uses a parameter that the first one does not.
 
     Source: the weights and sums, Milakov and Gimelshein 2018 (arXiv 1805.02867); two passes with
     recomputation as in Gao et al. 2021 (arXiv 2101.06983), section 3, whose cached gradients are
@@ -93,14 +97,22 @@ def softmax_mean(
     members, inputs = tuple(members), tuple(inputs)
     num_members = _common_length(members, "members")
     num_samples = _common_length(inputs, "inputs")
+    of_members, of_samples = _cut_calls(terms, prepare, members, inputs)
     note_loss(
         StreamableLoss(
-            name=name, num_rows=num_samples, num_candidates=num_members, smallest_chunk=1
-        )
+            name=name,
+            num_rows=num_samples,
+            num_candidates=num_members,
+            smallest_chunk=1,
+        ),
+        lambda: of_members.separability(max(1, num_members // 4)),
     )
     chunk = chunk_size() if chunk is None else checked_chunk_size(chunk)
-    if chunk is None and tile is None and group is None:
-        return _at_once(terms, prepare, members, inputs)
+    if chunk is None and tile is None and group is None and not is_part:
+        prepared = members if prepare is None else prepare(*members)
+        log_weight_BK, *values = terms(*prepared, *inputs)
+        log_weight_BK = log_weight_BK.to(torch.promote_types(log_weight_BK.dtype, torch.float32))
+        return _mean_of(log_weight_BK, values)
     stream = SetStream(
         terms=terms,
         prepare=prepare,
@@ -110,6 +122,10 @@ def softmax_mean(
         num_members=len(members),
         leaves=list(parameters),
     )
+    if stream.chunk < num_members or group is not None or is_part:
+        of_members.check(min(stream.chunk, max(1, num_members // 2)))
+    if stream.tile < num_samples:
+        of_samples.check(stream.tile)
     if not torch.is_grad_enabled():
         sums = stream.sums(members, inputs)
         return SoftmaxMean(sums[0], tuple(sums[1:]))
@@ -145,14 +161,22 @@ def _common_length(tensors: Sequence[Tensor], what: str) -> int:
     return lengths.pop()
 
 
-def _at_once(
+def _cut_calls(
     terms: Terms, prepare: Terms | None, members: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> SoftmaxMean:
-    """Compute everything at once."""
-    prepared = members if prepare is None else prepare(*members)
-    log_weight_BK, *values = terms(*prepared, *inputs)
-    log_weight_BK = log_weight_BK.to(torch.promote_types(log_weight_BK.dtype, torch.float32))
-    return _mean_of(log_weight_BK, values)
+) -> tuple[CutCall, CutCall]:
+    """Say what is computed for some of the members, and for some of the samples, at a time."""
+
+    def of_members(some: Sequence[Tensor], samples: Sequence[Tensor]) -> Sequence[Tensor]:
+        return terms(*(some if prepare is None else prepare(*some)), *samples)
+
+    def of_samples(some: Sequence[Tensor], others: Sequence[Tensor]) -> Sequence[Tensor]:
+        return of_members(others, some)
+
+    functions = (terms, prepare)
+    return (
+        CutCall(call=of_members, cut=members, others=inputs, row_dim=1, functions=functions),
+        CutCall(call=of_samples, cut=inputs, others=members, functions=functions),
+    )
 
 
 def _mean_of(log_weight_BK: Tensor, values: Sequence[Tensor]) -> SoftmaxMean:

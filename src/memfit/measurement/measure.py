@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 
@@ -17,7 +19,6 @@ from memfit.devices.catalogue import current_device_name
 from memfit.errors import DeviceUnavailableError, RecordingError, UnknownDeviceError
 from memfit.figures import Measurement, Timeline
 from memfit.job import Job
-from memfit.measurement.skipped_steps import SkippedSteps
 from memfit.measurement.timing import shortest_step
 from memfit.observe.allocator_events import AllocatorEvent, AllocatorWatch
 from memfit.prediction.brief_recording import record_briefly
@@ -29,12 +30,13 @@ from memfit.session.borrowing import borrowed_to_run
 from memfit.session.evaluation_mode import ModesSeen, evaluation_notes
 from memfit.strategies.fact_finding import gather_facts
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.plan import Plan, worst_numerics
+from memfit.strategies.plan import Plan
 from memfit.trace.alignment import align
 from memfit.trace.events import Allocation, Category, Phase, category_names
 
 _MARK = "memfit::"
 _STEP_MARK = "step"
+_MOST_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +94,22 @@ def _measure_on_cpu(job: Job, plan: Plan) -> Measurement:
     first_peak = _peak_between(steps.events, begins[0], begins[1])
     peak = max(timeline.allocated_bytes, default=0)
     at_peak = timeline.allocated_bytes.index(peak)
+    # So far; in kilobytes on Linux.
+    unit = 1 if sys.platform == "darwin" else 1024
     return Measurement(
         device="cpu",
         batch_size=job.batch_size,
         peak_allocated_bytes=peak,
         peak_reserved_bytes=None,
-        process_bytes=_resident_peak_bytes(),
+        process_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
         first_step_peak_bytes=first_peak,
         step_seconds=step_seconds,
         by_category={}
         if recording is None
         else {name: part[at_peak] for name, part in timeline.by_category.items()},
         strategies=plan.labels(),
-        numerics=str(worst_numerics(plan.strategies, facts)),
-        predicted_peak_bytes=_predicted(recording),
+        numerics=str(plan.numerics_for(facts)),
+        predicted_peak_bytes=None if recording is None else peak_bytes(recording.steady, CPU_RULES),
         notes=evaluation_notes(modes.found),
         modules_in_evaluation=modes.found,
         timeline=timeline,
@@ -118,10 +122,6 @@ def _recorded(job: Job, plan: Plan) -> Recording | None:
         return record_briefly(job, plan)
     except RecordingError:
         return None
-
-
-def _predicted(recording: Recording | None) -> int | None:
-    return None if recording is None else peak_bytes(recording.steady, CPU_RULES)
 
 
 def _predicted_here(job: Job, plan: Plan) -> int | None:
@@ -158,7 +158,7 @@ def _measure_on_cuda(job: Job, plan: Plan, device: str) -> Measurement:
         step_seconds=step_seconds,
         by_category={},
         strategies=plan.labels(),
-        numerics=str(worst_numerics(plan.strategies, facts)),
+        numerics=str(plan.numerics_for(facts)),
         predicted_peak_bytes=predicted_bytes,
         notes=evaluation_notes(modes.found),
         modules_in_evaluation=modes.found,
@@ -205,7 +205,15 @@ def _timeline(steps: _Steps, begin_ns: int, end_ns: int, recording: Recording | 
     recorded = [] if recording is None else recording.steady.allocations
     current = _categories_at_start(before, recorded)
     recorded = [block for block in recorded if block.phase is not Phase.SETUP]
-    phases = _phase_starts(steps, inside, begin_ns, end_ns)
+    # The marks of phases become positions among the events.
+    phases = []
+    position = 0
+    for time_ns, name in steps.marks:
+        if name == _STEP_MARK or not begin_ns <= time_ns < end_ns:
+            continue
+        while position < len(inside) and inside[position].time_ns < time_ns:
+            position += 1
+        phases.append((position, name))
     categories = _categories_of(inside, recorded, phases)
     changes = [
         (category.value, event.num_bytes)
@@ -230,7 +238,12 @@ def _categories_of(
     categories = [Category.TEMPORARIES] * len(events)
     block_of = list(range(len(events)))
     alive: dict[int, int] = {}
-    forwards = _forward_ranges(phases)
+    # Where each forward begins, by where backward follows, as positions among events.
+    forwards = {
+        end: begin
+        for (begin, name), (end, following) in pairwise(phases)
+        if (name, following) == (Phase.FORWARD.value, Phase.BACKWARD.value)
+    }
     in_forward = {place for end, begin in forwards.items() for place in range(begin, end)}
     for place, event in enumerate(events):
         if event.num_bytes > 0:
@@ -247,15 +260,6 @@ def _categories_of(
     return [categories[place] for place in block_of]
 
 
-def _forward_ranges(phases: Sequence[tuple[int, str]]) -> dict[int, int]:
-    """Return where each forward begins, by where backward follows, as positions among events."""
-    return {
-        end: begin
-        for (begin, name), (end, following) in pairwise(phases)
-        if (name, following) == (Phase.FORWARD.value, Phase.BACKWARD.value)
-    }
-
-
 def _categories_at_start(
     before: Sequence[AllocatorEvent], recorded: Sequence[Allocation]
 ) -> dict[Category, int]:
@@ -269,29 +273,60 @@ def _categories_at_start(
     return current
 
 
-def _phase_starts(
-    steps: _Steps, inside: Sequence[AllocatorEvent], begin_ns: int, end_ns: int
-) -> list[tuple[int, str]]:
-    """Turn the marks of phases into positions among the events."""
-    starts = []
-    position = 0
-    for time_ns, name in steps.marks:
-        if name == _STEP_MARK or not begin_ns <= time_ns < end_ns:
-            continue
-        while position < len(inside) and inside[position].time_ns < time_ns:
-            position += 1
-        starts.append((position, name))
-    return starts
-
-
-def _resident_peak_bytes() -> int:
-    """Return the highest resident size of this process so far (kilobytes on Linux)."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def _devices_here() -> str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return "here: cpu, " + ", ".join(names)
+
+
+class SkippedSteps:
+    """Look on while active, and say how often to step.
+
+    A scaler begins with a large scale and skips the optimizer's step until the gradients fit their
+    type. An optimizer that has not stepped has no states, so such a step takes less than later
+    ones.
+    """
+
+    def __init__(self) -> None:
+        self._is_skipped = False
+        self._step: Any = torch.amp.GradScaler._maybe_opt_step
+        self._patch = patch.object(torch.amp.GradScaler, "_maybe_opt_step", self._noting())
+
+    def __enter__(self) -> Self:
+        self._patch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._patch.stop()
+
+    def until_steady(self) -> Iterator[None]:
+        """Yield before each step to take, until two were not skipped, the last one among them."""
+        num_taken = 0
+        for _ in range(_MOST_STEPS):
+            self._is_skipped = False
+            yield
+            num_taken += not self._is_skipped
+            if num_taken == 2:
+                return
+
+    def _noting(self) -> Any:
+        """Make a step of a scaler that notes whether it is skipped."""
+
+        def note(
+            scaler: torch.amp.GradScaler,
+            optimizer: torch.optim.Optimizer,
+            optimizer_state: dict[str, Any],
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            found = optimizer_state["found_inf_per_device"].values()
+            self._is_skipped = any(bool(each.item()) for each in found)
+            return self._step(scaler, optimizer, optimizer_state, *args, **kwargs)
+
+        return note

@@ -1,19 +1,25 @@
 """Reads the CPU allocator's own events: every allocation and free, with its bytes and address.
 
 The CPU allocator keeps no counters, but it reports each event to torch's profiler
-(``reportMemoryUsageToProfiler`` in c10/core/CPUAllocator.cpp, read at torch 2.13).
+(``reportMemoryUsageToProfiler`` in c10/core/CPUAllocator.cpp, read at torch 2.13). A thread without
+a profiler, as gloo's are, reports nothing; but each event has the sum over all blocks that the
+allocator has noted, and under the flag below it notes those of every thread.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-_MEMORY_EVENT = "[memory]"
+OTHER_THREADS = 0
+"""The address of an event that stands for all that other threads took and freed since the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ class GrowthWatch:
     freed memory (onFunctionExit in torch/csrc/autograd/profiler_kineto.cpp; seen with torch 2.13 to
     corrupt the heap). So an ``AllocatorWatch`` must not begin in one range and end in another, as
     hooks of an optimizer do. This one records no operators and no ranges: it asks for those of a
-    kind that there never is.
+    kind that there never is. In a process that talks to other ranks, what threads without a
+    profiler take and free counts too: gloo's free what a collective has staged.
     """
 
     def __init__(self) -> None:
@@ -82,9 +89,13 @@ class GrowthWatch:
         )
         self._config, self._activities = profile.config(), profile.kineto_activities
         self._results: Any = None
+        self._sees_all_threads = False
 
     def begin(self) -> None:
         """Collect from here."""
+        ranks = torch.distributed
+        self._sees_all_threads = ranks.is_available() and ranks.is_initialized()
+        _notes_all_threads().value = self._sees_all_threads
         functions: Any = torch._C._autograd
         scopes = {torch._C._profiler.RecordScope.LITE_INTERPRETER}
         functions._prepare_profiler(self._config, self._activities)
@@ -92,6 +103,7 @@ class GrowthWatch:
 
     def end(self) -> None:
         """Collect no more."""
+        _notes_all_threads().value = False
         self._results = torch._C._autograd._disable_profiler()
 
     def highest_growth_bytes(self) -> int:
@@ -107,11 +119,15 @@ class GrowthWatch:
         living: dict[int, int] = {}
         current = highest = 0
         for event in self.events():
-            current -= living.pop(event.address, 0)
-            if event.num_bytes > 0:
+            is_end = event.num_bytes < 0
+            if event.address == OTHER_THREADS:
+                current += event.num_bytes
+            elif is_end or not self._sees_all_threads:  # else the end of what lay there is counted
+                current -= living.pop(event.address, 0)
+            if not is_end and event.address != OTHER_THREADS:
                 living[event.address] = event.num_bytes
                 current += event.num_bytes
-                highest = max(highest, current)
+            highest = max(highest, current)
         return highest
 
     def events(self) -> list[AllocatorEvent]:
@@ -120,28 +136,35 @@ class GrowthWatch:
 
 
 def _events(results: Any) -> list[AllocatorEvent]:
-    allocation = torch._C._profiler._EventType.Allocation
-    found = [
-        AllocatorEvent(
-            node.extra_fields.alloc_size,
-            node.extra_fields.ptr,
-            node.start_time_ns,
-            node.parent.name if node.parent is not None else "",
-        )
-        for node in _walk(results.experimental_event_tree())
-        if node.tag == allocation and node.extra_fields.device.type == "cpu"
-    ]
-    return sorted(found, key=lambda event: event.time_ns)
+    found: list[AllocatorEvent] = []
+    total_bytes: int | None = None
+    for node in _allocations(results):
+        fields, time_ns = node.extra_fields, node.start_time_ns
+        num_bytes = fields.alloc_size
+        others_bytes = fields.total_allocated - num_bytes - (total_bytes or 0)
+        if total_bytes is not None and others_bytes:
+            found.append(AllocatorEvent(others_bytes, OTHER_THREADS, time_ns, ""))
+        total_bytes = fields.total_allocated
+        operator = node.parent.name if node.parent is not None else ""
+        found.append(AllocatorEvent(num_bytes, fields.ptr, time_ns, operator))
+    return found
 
 
 def _highest_growth_bytes(results: Any) -> int:
-    deltas = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == _MEMORY_EVENT]
-    deltas.sort(key=lambda delta: delta[0])
-    current = highest = 0
-    for _, num_bytes in deltas:
-        current += num_bytes
-        highest = max(highest, current)
-    return highest
+    fields = [node.extra_fields for node in _allocations(results)]
+    if not fields:
+        return 0
+    begin_bytes: int = fields[0].total_allocated - fields[0].alloc_size
+    highest_bytes: int = max(each.total_allocated for each in fields)
+    return max(0, highest_bytes - begin_bytes)
+
+
+def _allocations(results: Any) -> list[Any]:
+    """Return the nodes of all allocations and frees in order."""
+    allocation = torch._C._profiler._EventType.Allocation
+    nodes = _walk(results.experimental_event_tree())
+    found = [n for n in nodes if n.tag == allocation and n.extra_fields.device.type == "cpu"]
+    return sorted(found, key=lambda node: node.start_time_ns)
 
 
 def _walk(nodes: Any) -> Iterator[Any]:
@@ -151,3 +174,19 @@ def _walk(nodes: Any) -> Iterator[Any]:
         node = pending.pop()
         yield node
         pending.extend(node.children)
+
+
+@cache
+def _notes_all_threads() -> ctypes.c_bool:
+    """Return the flag under which the allocator notes what threads without a profiler do.
+
+    It also writes a line for each event to torch's log. Where that is shown, and in builds without
+    the flag, what is returned changes nothing.
+    """
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        if ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value <= 0:
+            return ctypes.c_bool()
+        return ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+    except (OSError, ValueError):
+        return ctypes.c_bool()

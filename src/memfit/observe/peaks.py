@@ -1,11 +1,11 @@
-"""Measures the peak of each step, as the device allows: counted, or watched now and then."""
+"""Measures the peak of each step, as the device allows, and lays a step out by category."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,20 @@ import torch
 
 from memfit.figures import Timeline
 from memfit.observe.allocator_blocks import note_blocks, note_living_blocks
-from memfit.observe.allocator_events import GrowthWatch
-from memfit.observe.step_timeline import PhaseMark, step_timeline
+from memfit.observe.allocator_events import OTHER_THREADS, AllocatorEvent, GrowthWatch
 from memfit.session.storages import owned_bytes, storages_of
-from memfit.trace.events import Category, Phase
+from memfit.trace.events import Category, Phase, category_names
 from memfit.trace.owners import Owned
 from memfit.trace.subclasses import known_parts_of
 
 _ALWAYS_MEASURED_STEPS = 3
 _ALWAYS_MEASURED_TRAININGS = 3
 """In one process; where many follow each other, the first steps of each would cost too much."""
+_LEFT_BY = {
+    Phase.FORWARD: Category.SAVED_ACTIVATIONS,
+    Phase.BACKWARD: Category.GRADIENTS,
+    Phase.OPTIMIZER: Category.OPTIMIZER_STATE,
+}
 
 
 @dataclass(slots=True)
@@ -137,7 +141,7 @@ class CpuPeaks(Peaks):
         self._base_bytes: int | None = None
         """Of the job's tensors when watching began; None where they are not known."""
         self._at_start: dict[Category, int] = {}
-        self._marks: list[PhaseMark] = []
+        self._marks: list[_PhaseMark] = []
         self._timeline: Timeline | None = None
         self._is_closed = False
         self._thread = threading.get_ident()
@@ -170,7 +174,7 @@ class CpuPeaks(Peaks):
     def phase(self, phase: Phase) -> None:
         """Note that a phase begins."""
         if self._takes_timeline and self._watch is not None:
-            self._marks.append(PhaseMark(time.time_ns(), phase))
+            self._marks.append(_PhaseMark(time.time_ns(), phase))
 
     def end(self) -> StepReading:
         """Return the peak, if the step was watched."""
@@ -179,7 +183,7 @@ class CpuPeaks(Peaks):
             return StepReading()
         # The timeline is that of the third watched step: the first makes optimizer states.
         if self._takes_timeline and self._watched.count == _ALWAYS_MEASURED_STEPS - 1:
-            self._timeline = step_timeline(watch.events(), self._marks, self._at_start)
+            self._timeline = _step_timeline(watch.events(), self._marks, self._at_start)
         self._marks = []
         if self._base_bytes is None:
             return StepReading(measured_peak_bytes=watch.highest_living_bytes())
@@ -255,3 +259,79 @@ def storage_bytes(owned: Iterable[Owned]) -> int:
 def peaks_on(device_type: str, *, takes_timeline: bool = False) -> Peaks:
     """Return what measures the peaks of steps on a kind of device."""
     return CudaPeaks() if device_type == "cuda" else CpuPeaks(takes_timeline=takes_timeline)
+
+
+@dataclass(frozen=True, slots=True)
+class _PhaseMark:
+    """When a phase began."""
+
+    time_ns: int
+    phase: Phase
+
+
+def _step_timeline(
+    events: Sequence[AllocatorEvent],
+    marks: Sequence[_PhaseMark],
+    at_start: Mapping[Category, int],
+) -> Timeline:
+    """Return the allocated bytes over a step by category.
+
+    A block that forward leaves behind is a saved activation, one that backward leaves behind a
+    gradient, one that the update leaves behind optimizer state; all others are temporaries. What
+    lay there when the step began is known by its owner.
+
+    Args:
+        events: of the allocator during the step, in order.
+        marks: when phases began, in order; a step with micro-batches has many.
+        at_start: bytes that lay there when the step began.
+    """
+    phases = list(_phases(events, marks))
+    categories = _categories(events, phases)
+    changes = (
+        (category.value, event.num_bytes)
+        for event, category in zip(events, categories, strict=True)
+    )
+    starts = [
+        (position, phase.value)
+        for position, phase in enumerate(phases)
+        if position == 0 or phase is not phases[position - 1]
+    ]
+    here = {name: at_start.get(Category(name), 0) for name in category_names(())}
+    return Timeline.of(here, changes, starts)
+
+
+def _phases(events: Sequence[AllocatorEvent], marks: Sequence[_PhaseMark]) -> Iterator[Phase]:
+    """Yield the phase of each event."""
+    phase, position = Phase.FORWARD, 0
+    for event in events:
+        while position < len(marks) and marks[position].time_ns <= event.time_ns:
+            phase = marks[position].phase
+            position += 1
+        yield phase
+
+
+def _categories(events: Sequence[AllocatorEvent], phases: Sequence[Phase]) -> list[Category]:
+    """Return the category of each event's block; one that lay there before is a temporary."""
+    found = [Category.TEMPORARIES] * len(events)
+    allocated: dict[int, int] = {}
+    for position, event in enumerate(events):
+        if event.num_bytes > 0:
+            allocated[event.address] = position
+            continue
+        address = event.address
+        if address == OTHER_THREADS:  # a block as large, most likely the latest
+            alike = (a for a, p in allocated.items() if events[p].num_bytes == -event.num_bytes)
+            address = max(alike, key=allocated.__getitem__, default=address)
+        began = allocated.pop(address, None)
+        if began is not None and _outlived(phases[began], phases[position]):
+            found[began] = found[position] = _LEFT_BY[phases[began]]
+    for began in allocated.values():  # never freed within the step
+        found[began] = _LEFT_BY[phases[began]]
+    return found
+
+
+def _outlived(made_in: Phase, freed_in: Phase) -> bool:
+    """Return whether a block has outlived the phase that made it, and was no temporary of it."""
+    if made_in is Phase.FORWARD:
+        return freed_in is not Phase.FORWARD
+    return made_in is Phase.BACKWARD and freed_in is Phase.OPTIMIZER

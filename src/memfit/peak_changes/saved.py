@@ -106,6 +106,10 @@ def _saved(content: Mapping[str, Any]) -> SavedPrediction:
         text(each["phase"]): natural("peak_allocated_bytes", each["peak_allocated_bytes"])
         for each in content.get("phases") or ()
     }
+    found = content.get("device_file", "")
+    if not isinstance(found, str):
+        msg = "device_file is no text"
+        raise ValueError(msg)  # noqa: TRY004 - as for everything else that is malformed
     return SavedPrediction(
         source=text(content["source"]),
         torch_version=text(content["torch_version"]),
@@ -116,20 +120,8 @@ def _saved(content: Mapping[str, Any]) -> SavedPrediction:
             STEADY_STEP: prediction.peak_allocated_bytes,
         },
         moments=StepMoments.from_json(content),
-        device_file=_text_of_file(content.get("device_file", "")),
+        device_file=found,
     )
-
-
-def _text_of_file(found: object) -> str:
-    """Take the text of a device's file, which is checked when it is used.
-
-    Raises:
-        ValueError: if it is no text.
-    """
-    if not isinstance(found, str):
-        msg = "device_file is no text"
-        raise ValueError(msg)  # noqa: TRY004 - as for everything else that is malformed
-    return found
 
 
 def _check(prediction: Prediction) -> None:

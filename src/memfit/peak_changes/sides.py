@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from memfit.errors import DataError
 from memfit.figures import BOUNDED_FIGURES
 
 from .moments import StepMoments
@@ -102,6 +103,9 @@ def side_of(saved: SavedPrediction, source: str) -> Side:
         source: where it was read from, or what was predicted just now.
     """
     prediction = saved.prediction
+    if prediction.fits is None and prediction.budget_bytes is not None:
+        reason = "recording ended before a steady step. Predict it again with more --most-seconds"
+        raise DataError(source, reason)
     return Side(
         source=source,
         title=saved.source,

@@ -144,7 +144,7 @@ def fastest_measured(clock: PlanClock, best: Candidate, search: Search) -> Candi
     if search.is_over:
         return min(timed, key=attrgetter("seconds")).measured()
     near = [each.candidate for each in timed if each.seconds <= _NEAR * least_seconds]
-    chosen = _fastest_of(clock, near)
+    chosen = min(_run(clock, near), key=_seconds_of)
     while not search.is_over:
         faster = _clearly_faster(clock, list(search.perhaps_faster(chosen.strategies)), chosen)
         if faster is None:
@@ -205,11 +205,6 @@ def _usual_error(candidate: Candidate, timed: Sequence[_Timed]) -> float:
     mine = set(without_recomputation(candidate.strategies))
     others = ((each, without_recomputation(each.candidate.strategies)) for each in timed)
     return max((each.error for each, theirs in others if mine.issuperset(theirs)), default=1.0)
-
-
-def _fastest_of(clock: PlanClock, candidates: Sequence[Candidate]) -> Candidate:
-    """Run plans in turns and give the fastest, with its measured time."""
-    return min(_run(clock, candidates), key=_seconds_of)
 
 
 def _run(clock: PlanClock, candidates: Sequence[Candidate]) -> list[Candidate]:

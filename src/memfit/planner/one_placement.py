@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,22 +13,27 @@ from memfit.devices.spec import Device
 from memfit.errors import NoPlanFitsError
 from memfit.figures import Prediction, RefusalKind
 from memfit.job import Job
-from memfit.planner.beside import beside
 from memfit.planner.cache.kept_recordings import JobCache, KeptRecordings
 from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.measured import PlanClock, fastest_measured, measured_times
 from memfit.planner.result.assembly import FinishedSearch
 from memfit.planner.result.planning_result import PlanningResult
-from memfit.planner.search.candidates import Evaluator, Strategies
-from memfit.planner.search.evaluation import JobEvaluator, Progress
+from memfit.planner.search.aside import Aside, can_fork
+from memfit.planner.search.candidates import Evaluator
+from memfit.planner.search.evaluation import Foreseen, JobEvaluator, Progress
+from memfit.planner.search.foresight import Foresight
 from memfit.planner.search.options import SearchSpace, calls_blocks_again, search_space
 from memfit.planner.search.patience import Patience
+from memfit.planner.search.recording_limits import RecordingLimits
 from memfit.planner.search.search import OnBetter, Search
+from memfit.planner.search.splits import SplitChecks
 from memfit.planner.trial import BatchTrial
 from memfit.prediction.budget import MemoryBudget
-from memfit.prediction.predict import evaluate, with_other_spread
+from memfit.prediction.predict import evaluate, wants_effects, with_other_spread
 from memfit.prediction.process_memory import rules_of
-from memfit.prediction.recording import Recording, record
+from memfit.prediction.recording import Recording, record, recorded_otherwise
+from memfit.separation.findings import Findings
+from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, find_layout
 from memfit.strategies.data_parallel import AbstractDataParallel
 from memfit.strategies.plan import Plan
@@ -40,6 +46,14 @@ _MOST_OPERATORS = 45_000
 """How many operators are recorded before the effort counts as spent; under a minute."""
 _MOST_OPERATORS_OF_LONG_STEPS = 35_000
 """The same for steps that take long to record."""
+_NUM_STEPS = 2
+_LONGEST = 8
+"""So many times as long as the step as it is, one under a plan may be: pieces are run twice."""
+_NICE = 19
+"""It is wanted last, so recordings come first."""
+_LEAST_WAIT_SECONDS = 20.0
+_MOST_TIMES = 20
+"""As long as recording the plain step took; a copy that takes longer is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +124,7 @@ def _evaluator(
         trial=trial_of(job, layout, plain, wanted.prove),
     )
     times = OperatorTimes(device=device)
+    longest = max(_effort(plain, wanted), _LONGEST * len(plain.steady.operations))
     evaluator = JobEvaluator(
         job=job,
         device=device,
@@ -119,6 +134,7 @@ def _evaluator(
         space=space,
         plain=plain,
         progress=wanted.progress,
+        limits=RecordingLimits(most_operators=_NUM_STEPS * longest, patience=wanted.patience),
     )
     if space.must_split and space.split_checks is not None:
         space.split_checks.check_any()
@@ -137,8 +153,7 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
         recordings = Evaluator(
             recorded.in_short, recorded.in_full, others.ahead, recorded.before_proof
         )
-        known = recorded.fastest_known()
-        search = _search(recordings, evaluator.space, plain, wanted, known)
+        search = _search(recordings, evaluator.space, plain, wanted)
         best = search.run()
         if best is None:
             tried = FinishedSearch(
@@ -161,16 +176,15 @@ def _searched(recorded: KeptRecordings, wanted: Wanted) -> PlanningResult:
             search=search,
             is_measured=is_measured,
         )
-        rungs = finished.rungs(best)
+        best, rungs = finished.with_rungs(best)
         others.learn_effects()
-        recorded.keep_known()
         return finished.result(best, rungs)
 
 
 def _reaching_both_spreads(result: PlanningResult, evaluator: JobEvaluator) -> PlanningResult:
-    """Have the prediction of a plan reach from evenly spread choices to uneven ones."""
+    """Have the prediction of a plan reach to what other answers give."""
     found, plain = result.prediction, evaluator.plain
-    if found is None or not plain.decides_sizes:
+    if found is None or not plain.answers:
         return result
     job, device, budget = evaluator.job, evaluator.device, evaluator.budget
     again = partial(record, job, result, evaluator.layout, device=device, facts=plain.facts)
@@ -184,14 +198,12 @@ def _reaching_both_spreads(result: PlanningResult, evaluator: JobEvaluator) -> P
 def recorded_plain(
     job: Job, layout: BatchLayout, device: Device, parallel: AbstractDataParallel | None = None
 ) -> Recording:
-    """Record the job as it is; where sizes rest on answers, with the spread that takes more."""
+    """Record the job as it is; where it rests on answers, with those that take more."""
     as_it_is = Plan(strategies=() if parallel is None else (parallel,))
     plain = record(job, as_it_is, layout, device=device)
-    if not plain.decides_sizes:
-        return plain
-    way, rules = plain.way.other_spread, rules_of(device)
-    other = record(job, as_it_is, layout, device=device, way=way, facts=plain.facts)
-    return max(plain, other, key=lambda each: peak_bytes(each.steady, rules))
+    again = partial(record, job, as_it_is, layout, device=device, facts=plain.facts)
+    others = [other for _, other in recorded_otherwise(plain, again)]
+    return max([plain, *others], key=lambda each: peak_bytes(each.steady, rules_of(device)))
 
 
 def trial_of(
@@ -200,36 +212,32 @@ def trial_of(
     """Return what settles on a real batch what could not be followed, where that is wanted.
 
     A step that looks at values may do something else for the next batch, such as a mean over those
-    of its rows that are left: one batch shows too little, unless it is asked for.
+    of its rows that are left: that one batch is alike shows too little, unless it is asked for.
     """
-    if prove is False or (prove is None and plain.answers):
+    if prove is False:
         return None
-    trial = BatchTrial(job, layout, plain)
+    trial = BatchTrial(job, layout, plain, settles=bool(prove) or not plain.answers)
     return trial if prove or trial.is_quick else None
 
 
-def _search(
-    evaluate: Evaluator,
-    space: SearchSpace,
-    plain: Recording,
-    wanted: Wanted,
-    known: Strategies | None,
-) -> Search:
-    slack, most_operators = _SLACK, float(_MOST_OPERATORS)
-    if wanted.thorough:
-        most_operators = float("inf")
-    elif plain.is_long:
-        slack, most_operators = _SLACK_OF_LONG_STEPS, float(_MOST_OPERATORS_OF_LONG_STEPS)
+def _search(evaluate: Evaluator, space: SearchSpace, plain: Recording, wanted: Wanted) -> Search:
+    is_bounded = plain.is_long and not wanted.thorough
     return Search(
         evaluate,
         space,
-        slack=slack,
+        slack=_SLACK_OF_LONG_STEPS if is_bounded else _SLACK,
         is_long=plain.is_long,
-        most_operators=most_operators,
+        most_operators=_effort(plain, wanted),
         patience=wanted.patience,
         on_better=wanted.on_better,
-        known=known,
     )
+
+
+def _effort(plain: Recording, wanted: Wanted) -> float:
+    """Return how many operators are recorded before the effort counts as spent."""
+    if wanted.thorough:
+        return float("inf")
+    return _MOST_OPERATORS_OF_LONG_STEPS if plain.is_long else _MOST_OPERATORS
 
 
 def _no_plan_fits(tried: FinishedSearch, budget_bytes: int) -> NoPlanFitsError:
@@ -250,9 +258,55 @@ def _no_plan_fits(tried: FinishedSearch, budget_bytes: int) -> NoPlanFitsError:
     error = NoPlanFitsError(
         budget_bytes=budget_bytes,
         smallest_peak_bytes=smallest.peak_bytes,
-        by_category=smallest.prediction.by_category,
+        by_category=smallest.prediction.bounded_parts(),
         strategies=[strategy.label() for strategy in smallest.strategies],
         remedies=advice,
     )
     error.smallest_plan = partial(tried.result, smallest, ())
     return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside:
+    """Recordings of plans that will be asked for, and what the notes of every plan say."""
+
+    ahead: Foresight[Foreseen] | None = None
+    checks: SplitChecks | None = None
+
+    def learn_effects(self) -> None:
+        """Take over what the step changes besides gradients, waiting for it."""
+        if self.checks is not None:
+            self.checks.learn_effects()
+
+
+@contextmanager
+def beside(kept: KeptRecordings, num_processes: int) -> Iterator[_Beside]:
+    """Use other processes inside, where more than one may be used; nothing is left of them."""
+    evaluator = kept.evaluator
+    if num_processes < 2 or not can_fork():
+        yield _Beside()
+        return
+    plain, checks = evaluator.plain, evaluator.space.split_checks
+    separation = plain.facts.separation if wants_effects(plain) else None
+    ahead = Foresight(
+        record=evaluator.foresee,
+        accept=kept.accept,
+        tell=evaluator.tell,
+        is_known=kept.is_known,
+        num_processes=num_processes,
+        most_seconds=_LEAST_WAIT_SECONDS + _MOST_TIMES * plain.record_seconds,
+    )
+    if checks is not None and separation is not None:
+        checks.effects = Aside(partial(_with_effects, separation), _NICE)
+    try:
+        yield _Beside(ahead=ahead, checks=checks)
+    finally:
+        ahead.close()
+        if checks is not None:
+            checks.close()
+
+
+def _with_effects(separation: Separation) -> Findings:
+    """Find what every step changes; called in a copy of this process."""
+    separation.effects()
+    return separation.findings()

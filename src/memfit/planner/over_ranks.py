@@ -13,7 +13,7 @@ from memfit.job import Job
 from memfit.planner.one_placement import Wanted, plan_here, recorded_plain, trial_of
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.evaluation import Progress
-from memfit.planner.search.failures import failure_of
+from memfit.planner.search.recording_limits import failure_of
 from memfit.planner.search.splits import SplitChecks, may_be_unproved
 from memfit.prediction.recording import Recording
 from memfit.session.batches import BatchLayout, find_layout
@@ -169,7 +169,7 @@ class _Sharing:
         split = MicroBatching(micro_batch_size=share)
         if reason := split.unsuited(whole.facts):
             return reason
-        unproved = may_be_unproved(CATALOGUE, wanted.allow, wanted.require)
+        unproved = may_be_unproved(CATALOGUE, wanted.allow)
         trial = trial_of(self._job, layout, whole, wanted.prove)
         return SplitChecks([split], whole.facts, unproved, trial).obstacle(split) or ""
 

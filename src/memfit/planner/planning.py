@@ -44,6 +44,7 @@ def plan(
     cache: RecordingCache | None = None,
     ranks: int | Sequence[int] | None = None,
     devices_per_node: int | None = None,
+    processor_seconds: float | None = None,
 ) -> PlanningResult:
     """Find the fastest plan for a job that fits a budget and keeps the results.
 
@@ -79,6 +80,8 @@ def plan(
         ranks: how many share the model and the effective batch, each on such a device with such a
             budget; of several numbers the cheapest that fits is taken. None leaves that to the job.
         devices_per_node: how many ranks share a machine; None means as many as there are, up to 8.
+        processor_seconds: as ``seconds``, but of the processor, in this process and those that it
+            has started and that are over; others on the machine do not shorten the search then.
 
     Raises:
         NoPlanFitsError: if no plan fits, with the smallest peak reached and what holds it.
@@ -104,7 +107,7 @@ def plan(
         prove=prove,
         progress=progress,
         on_better=on_better,
-        patience=Patience(seconds, _SHARE_OF_ESTIMATES if measure else 1.0),
+        patience=Patience(seconds, _SHARE_OF_ESTIMATES if measure else 1.0, processor_seconds),
         processes=processes,
         cache=cache,
     )

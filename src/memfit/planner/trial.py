@@ -13,7 +13,7 @@ from memfit.analysis.separability import Separability, refuted
 from memfit.comparison.precision import FP64_BOUND
 from memfit.comparison.split_comparison import SplitComparison
 from memfit.devices.detect import free_memory_bytes
-from memfit.errors import MemfitError
+from memfit.errors import MemfitError, StrategyError
 from memfit.job import Job
 from memfit.prediction.recording import Recording
 from memfit.runtime.first_step_check import (
@@ -44,11 +44,13 @@ class BatchTrial:
         job: whose step.
         layout: of its batches.
         plain: the job as it is, recorded.
+        settles: whether equal gradients count; if not, only what cannot be run, or differs, does.
     """
 
     job: Job
     layout: BatchLayout
     plain: Recording
+    settles: bool = True
 
     @property
     def is_quick(self) -> bool:
@@ -64,6 +66,8 @@ class BatchTrial:
             return _untold(found, "its pieces do not fit the free memory here")
         try:
             compared = self._compared(split, reference_size)
+        except StrategyError as error:
+            return refuted(error.reason)  # as the first step of a run would end
         except (MemfitError, RuntimeError, TypeError, NotImplementedError) as error:
             return _untold(found, str(error).partition("\n")[0].rstrip("."))
         if compared.still_random:
@@ -76,7 +80,8 @@ class BatchTrial:
         if compared.bound > FP64_BOUND:
             hidden = f"errors up to {compared.bound:.0e} could be rounding in {compared.dtype}"
             return _untold(found, hidden)
-        return replace(found, draws=compared.num_draws > 0, trial=equality(split, compared))
+        shown = equality(split, compared) if self.settles else ""
+        return replace(found, draws=compared.num_draws > 0, trial=shown)
 
     def _fits(self, num_samples: int) -> bool:
         """Return whether so many samples at once fit, by their share of the whole step's peak."""
@@ -92,6 +97,8 @@ class BatchTrial:
             with borrowed_to_run(self.job) as job:
                 session = open_plain_session(job, "cpu", self.layout)
                 session.facts = self.plain.facts
+                # The lent job's loss is a method that leads to nothing of what the loss can change.
+                session.job = replace(job, loss=self.job.loss)
                 batch = real_batch(job, job.batch_size)
                 compared = partial(compared_with, session, split, batch, reference_size)
                 for keeps_casts in (False, True):

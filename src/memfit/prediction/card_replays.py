@@ -5,7 +5,7 @@ None of it asks for a device, so that one set of replays serves all cards with o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -140,19 +140,14 @@ def _ranges(
         outcomes += [run(_sizes_with(history, part)) for part in parts]
     windows = [outcome.windows[-1] for outcome in outcomes]
     allocated = [window.peak_allocated_bytes for window in windows]
-    return (
-        _range(allocated, is_guessed=is_guessed),
-        _range([window.peak_reserved_bytes for window in windows], is_guessed=is_guessed),
-    )
+    reserved = [window.peak_reserved_bytes for window in windows]
+    is_shared = any(size > 1 for size in recording.group_sizes)
+    kind = {"is_guessed": is_guessed, "is_shared": is_shared}
+    return _range(allocated, kind), _range(reserved, kind)
 
 
-def _range(values: Sequence[int], *, is_guessed: bool) -> PeakRange:
-    return PeakRange(
-        likely_bytes=values[0],
-        low_bytes=min(values),
-        high_bytes=max(values),
-        is_guessed=is_guessed,
-    )
+def _range(values: Sequence[int], kind: Mapping[str, bool]) -> PeakRange:
+    return PeakRange(likely_bytes=values[0], low_bytes=min(values), high_bytes=max(values), **kind)
 
 
 def _is_guessed(history: Trace, peak_bytes: int) -> bool:

@@ -19,12 +19,18 @@ from memfit.prediction.brief_recording import record_briefly
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.card_replays import CardReplays, timeline_of
 from memfit.prediction.process_memory import card_memory, host_memory, platform_notes
-from memfit.prediction.recording import Recording, StepRecording, record, record_steps
+from memfit.prediction.recording import (
+    Recording,
+    StepRecording,
+    record,
+    record_steps,
+    recorded_otherwise,
+)
 from memfit.prediction.waiting import hooks_seconds, waited_seconds
-from memfit.prediction.ways import widened
+from memfit.prediction.ways import turned, widened
 from memfit.strategies.base import Numerics
 from memfit.strategies.data_parallel import share_of
-from memfit.strategies.plan import Plan, worst_numerics
+from memfit.strategies.plan import Plan
 from memfit.trace.events import Allocation
 from memfit.virtual.process_group import current_placement, one_rank_of
 
@@ -126,9 +132,11 @@ def with_other_spread(
     again: Callable[..., Recording],
     judge: Callable[[Recording], Prediction],
 ) -> Prediction:
-    """Return a prediction whose intervals reach from evenly spread choices to uneven ones.
+    """Return a prediction whose intervals reach to what other answers give.
 
-    The job is recorded once more where a size rests on an answer; else it stays as it is.
+    Choices are spread unevenly where a size rests on them. Single values that code may branch on,
+    as loops do that end by one, are answered otherwise, one line at a time. Nothing is done where
+    nothing was answered.
 
     Args:
         found: the prediction.
@@ -136,9 +144,10 @@ def with_other_spread(
         again: records the same job under the same plan, in the ``way`` that it is given.
         judge: turns the other recording into a prediction with the same budget and settings.
     """
-    if not recording.decides_sizes:
-        return found
-    return widened(found, judge(again(way=recording.way.other_spread)))
+    for answer, other in recorded_otherwise(recording, again):
+        judged = judge(other)
+        found = widened(found, judged) if answer is None else turned(found, judged, answer)
+    return found
 
 
 def wants_effects(recording: Recording) -> bool:
@@ -245,7 +254,7 @@ def evaluate(
         disk_bytes=recording.spill.peak_disk_bytes,
         batch_size=job.batch_size,
         strategies=plan.labels(),
-        numerics=worst_numerics(plan.strategies, recording.facts),
+        numerics=plan.numerics_for(recording.facts),
         notes=notes,
         replays=replays,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,6 @@ from memfit.devices.spec import CPU, CUDA, ROCM, Device, Fact
 from memfit.figures import Certainty, Interval, Term
 from memfit.kernels.cpu import unknown_kernel_notes
 from memfit.prediction.card_replays import CardReplays
-from memfit.prediction.late_frees import late_interval, stages
 from memfit.prediction.peak_range import PeakRange
 from memfit.prediction.recording import StepRecording
 from memfit.trace.events import Category, Extra, Trace
@@ -30,6 +30,9 @@ _ON_ROCM = "Guess: the rule for CUDA, which stands in for ROCm"
 _INTERPRETER_BYTES = 320 * MIB
 _GUESSED_SHARE = 0.02
 """A prediction is called a guess when more than this share of it is guessed."""
+_MOST_HELD = 1
+"""How many copies may live besides that of the next collective. Source: the allocator's events of
+ranks over gloo on two busy cores, ``free_peak_bytes`` of benchmarks/results/ranks.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +86,13 @@ def host_memory(recording: StepRecording) -> ProcessMemory:
         certainty=Certainty.EXACT,
         steady=recording.steady,
     )
-    if not stages(recording.steady):
+    if not any(each.category is Category.GLOO_STAGING for each in recording.steady.allocations):
         return memory
-    late = late_interval(recording.steady, steady_peak_bytes)
+    # A collective ends when its result is there. What it has staged is freed by whoever lets go of
+    # it last: the rank itself, or a thread of gloo's that may come later, on cores that are busy.
+    late = Interval(
+        low_bytes=steady_peak_bytes, high_bytes=peak_bytes(_freed_late(recording.steady), CPU_RULES)
+    )
     return replace(memory, certainty=Certainty.TABLE, intervals={"allocated": late})
 
 
@@ -216,11 +223,31 @@ def _intervals(
 ) -> dict[str, Interval]:
     """Return the intervals: replays with the least and the most scratch, widened by the margins."""
     allocated, reserved = ranges
-    process = reserved.plus(int(context.value), Certainty(context.certainty))
-    if nccl is not None:
-        process = process.plus_between(nccl.num_bytes, nccl.low_bytes, nccl.high_bytes)
     return {
         "allocated": allocated.interval("allocated"),
         "reserved": reserved.interval("reserved"),
-        "process": process.interval("process"),
+        "process": process_range(reserved, context, nccl).interval("process"),
     }
+
+
+def process_range(reserved: PeakRange, context: Fact, nccl: NcclMemory | None) -> PeakRange:
+    """Add to reserved memory what a process holds outside the allocator."""
+    process = reserved.plus(int(context.value), Certainty(context.certainty))
+    if nccl is not None:
+        process = process.plus_between(nccl.num_bytes, nccl.low_bytes, nccl.high_bytes)
+    return process
+
+
+def _freed_late(trace: Trace) -> Trace:
+    """Have each staged copy live until so many later ones have been made."""
+    events: list[int] = []
+    held: deque[int] = deque()
+    for event in trace.events:
+        staged = trace.allocations[max(event, -1 - event)].category is Category.GLOO_STAGING
+        if staged and event < 0:
+            held.append(event)
+            continue
+        events.append(event)
+        while staged and len(held) > _MOST_HELD:
+            events.append(held.popleft())
+    return replace(trace, events=[*events, *held])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 from memfit.devices.spec import CPU, CUDA, Device
+from memfit.errors import MemfitError
 from memfit.figures import Answer
 from memfit.forward_state import RandomPositions
 from memfit.job import Job
@@ -142,7 +143,11 @@ def record(
     started = time.perf_counter()
     plan, layout = plan or Plan(), layout or find_layout(job)
     card = card_of(device)
-    separation = _asked_beforehand(job, plan, layout, facts)
+    # Whether pieces keep the results is found out first; inside a recording it would be seen.
+    known = None if facts is None else facts.separation
+    separation = known or Separation(job, layout)
+    if plan.splitting is not None:
+        plan.splitting.separability(separation)
     record_with = partial(
         _record_job,
         job,
@@ -197,6 +202,28 @@ def _first_that_works(
         if not (must_be_known and seen.answers):
             return each, replace(seen, group_sizes=sizes)
     raise errors[-1]
+
+
+def recorded_otherwise(
+    recording: Recording, again: Callable[..., Recording]
+) -> Iterator[tuple[Answer | None, Recording]]:
+    """Record a step once more with each of its other answers, where it got any.
+
+    Args:
+        recording: the step's.
+        again: records it in the ``way`` that it is given.
+
+    Yields:
+        Recordings with choices spread otherwise or another answer, which comes with them.
+    """
+    for answer, way in recording.way.others(recording.answers):
+        try:
+            other = again(way=way)
+        except MemfitError:
+            if answer is None:
+                raise
+            continue  # training takes no branch that fails
+        yield answer, other
 
 
 def record_steps(
@@ -263,7 +290,7 @@ def _record_job(
     """Record two steps of a job, gather its facts, and note what is done otherwise."""
     given = batch_for(job, way)
     device_type = CPU if card is None else CUDA
-    assumptions = Assumptions(is_skewed=way.is_skewed)
+    assumptions = Assumptions(is_skewed=way.is_skewed, turned=way.turned, most_equal=way.most_equal)
     make_mode = mode_of(way, assumptions)
     with (
         recording_on(card, disguised=way.is_disguised, make_mode=make_mode) as (recorder, mode),
@@ -310,17 +337,6 @@ def _record_job(
         return _JobSeen(
             recorder, facts, session.spill, notes, assumptions.answers, is_alike=passes.is_alike
         )
-
-
-def _asked_beforehand(
-    job: Job, plan: Plan, layout: BatchLayout, facts: JobFacts | None
-) -> Separation:
-    """Find out whether the plan's pieces keep the results; inside a recording it would be seen."""
-    known = None if facts is None else facts.separation
-    separation = known or Separation(job, layout)
-    if plan.splitting is not None:
-        plan.splitting.separability(separation)
-    return separation
 
 
 def _generators_of(session: Session) -> RandomPositions:

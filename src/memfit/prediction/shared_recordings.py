@@ -121,8 +121,3 @@ class SharedTargets:
         loaded = LoadedTarget(target, card, SharedRecordings(self.settings))
         self._loaded.append(loaded)
         return loaded
-
-    @property
-    def num_recordings(self) -> int:
-        """Return how many recordings were made."""
-        return sum(loaded.recordings.num_made for loaded in self._loaded)

@@ -14,14 +14,19 @@ from typing import Any, Self, cast
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from memfit.figures import BOUNDED_FIGURES, Certainty, Interval, Prediction, Term
+from memfit.figures import BOUNDED_FIGURES, Answer, Certainty, Interval, Prediction, Term
 from memfit.job import Job
 from memfit.session.batches import real_batch, shapes_of
 from memfit.session.borrowing import left_alone
-from memfit.virtual.assumptions import Assumptions
+from memfit.virtual.assumptions import Assumptions, Turned, other_values
 from memfit.virtual.host_draws import HostDraws
 from memfit.virtual.tensors import VirtualTensors, as_virtual
 from memfit.virtual.with_values import TensorsWithValues
+
+_MOST_EQUAL = 256
+"""Rounds of a loop that only a value ends: more than fixed points take, and quickly recorded."""
+_MOST_TURNED = 8
+"""Answers that are turned, each by a recording of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +39,30 @@ class Way:
     """Whether values that nobody knows are made up, and those of the batch are known."""
     is_skewed: bool = False
     """Whether routing and masks are answered as uneven as they can be, rather than balanced."""
+    turned: Turned = ()
+    """Single values that are answered otherwise; see ``Assumptions``."""
+    most_equal: int = _MOST_EQUAL
+    """How often a line hears the same value."""
 
     @property
     def other_spread(self) -> Self:
         """Return the way that answers unevenly what this one spreads evenly, or the reverse."""
         return replace(self, is_skewed=not self.is_skewed)
+
+    def others(self, answers: Sequence[Answer]) -> Iterator[tuple[Answer | None, Self]]:
+        """Yield ways that answer otherwise, each with the answer that code may branch on.
+
+        The first, where sizes rest on answers, spreads choices unevenly, and comes without.
+        """
+        if any(answer.decides_sizes for answer in answers):
+            yield None, self.other_spread
+        for answer in answers[:_MOST_TURNED]:
+            key = (answer.source_line, answer.operator)
+            for value in other_values(answer):
+                turned = {**dict(self.turned), key: value}
+                yield answer, replace(self, turned=tuple(turned.items()))
+            if answer.num_times > self.most_equal:  # a loop that nothing else ends
+                yield answer, replace(self, most_equal=1)
 
     def then(self, *, has_card: bool) -> Iterator[tuple[Self, bool]]:
         """Yield this way, and what is tried where it fails for want of values.
@@ -96,6 +120,19 @@ def fake_batch(mode: VirtualTensors, batch: Any, way: Way) -> Any:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
     return tensor.detach().clone() if is_plain else tensor
+
+
+def turned(prediction: Prediction, other: Prediction, answer: Answer) -> Prediction:
+    """Return a prediction that reaches to another one where an answer makes a difference."""
+    figures = BOUNDED_FIGURES.values()
+    if all(getattr(prediction, each) == getattr(other, each) for each in figures):
+        return prediction
+    key = (answer.source_line, answer.operator)
+    answers = tuple(
+        replace(each, decides_sizes=True) if (each.source_line, each.operator) == key else each
+        for each in prediction.answers
+    )
+    return widened(replace(prediction, answers=answers), other)
 
 
 def widened(prediction: Prediction, other: Prediction) -> Prediction:

@@ -120,7 +120,12 @@ def fact_rows(prediction: Prediction) -> list[tuple[str, Text]]:
     if prediction.batch_size is not None:
         rows += plan_rows(prediction.strategies, prediction.numerics)
     if prediction.largest:
-        rows.append(("largest", _largest(prediction)))
+        block = max(prediction.largest, key=lambda each: each.num_bytes)
+        made = [part for part in (block.operator, block.source_line) if part]
+        origin = f": {' at '.join(made)}" if made else ""
+        rows.append(
+            ("largest", Text(f"{format_bytes(block.num_bytes)} of {block.category}{origin}"))
+        )
     return rows
 
 
@@ -225,14 +230,6 @@ def _peak(prediction: Prediction) -> Text:
         if name == prediction.budget_of or certainty is Certainty.GUESS:
             text.append(f" ({certainty.value})", style="dim")
     return text
-
-
-def _largest(prediction: Prediction) -> Text:
-    """Name the largest block that lives at the peak, and where it comes from."""
-    block = max(prediction.largest, key=lambda each: each.num_bytes)
-    made = [part for part in (block.operator, block.source_line) if part]
-    origin = f": {' at '.join(made)}" if made else ""
-    return Text(f"{format_bytes(block.num_bytes)} of {block.category}{origin}")
 
 
 def _brief(advice: Advice) -> str:

@@ -67,7 +67,14 @@ def pareto_figure(plan: PlanningResult) -> Figure:
     prediction = predicted(plan)
     points, plain = curve(plan), plain_row(plan.considered)
     entries: list[_Entry] = [*points, *([plain] if plain else [])]
-    scale = _scale(entries)
+    unit_bytes, byte_unit = axis_unit(max(entry.peak_bytes for entry in entries))
+    longest_seconds = max(entry.step_seconds for entry in entries)
+    unit_seconds, time_unit = next(
+        (unit for unit in _TIME_UNITS if longest_seconds >= unit[0]), _TIME_UNITS[-1]
+    )
+    scale = _Scale(
+        unit_bytes=unit_bytes, byte_unit=byte_unit, unit_seconds=unit_seconds, time_unit=time_unit
+    )
     figure = new_figure(8.0, 5.0, extra="plots")
     axes = figure.subplots()
     style_axes(axes)
@@ -83,18 +90,6 @@ def pareto_figure(plan: PlanningResult) -> Figure:
     axes.set_title(title, loc="left", color=INK, fontsize=11.5, pad=10)
     axes.legend(frameon=False, fontsize=8.5, labelcolor=INK)
     return figure
-
-
-def _scale(entries: Sequence[_Entry]) -> _Scale:
-    """Choose the units of both axes by the largest value."""
-    unit_bytes, byte_unit = axis_unit(max(entry.peak_bytes for entry in entries))
-    longest_seconds = max(entry.step_seconds for entry in entries)
-    unit_seconds, time_unit = next(
-        (unit for unit in _TIME_UNITS if longest_seconds >= unit[0]), _TIME_UNITS[-1]
-    )
-    return _Scale(
-        unit_bytes=unit_bytes, byte_unit=byte_unit, unit_seconds=unit_seconds, time_unit=time_unit
-    )
 
 
 def _draw_curve(axes: Axes, points: Sequence[ParetoPoint], scale: _Scale, *, fits: bool) -> None:

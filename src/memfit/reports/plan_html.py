@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from memfit.figures import Prediction
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.units import format_bytes, format_seconds
@@ -76,7 +74,14 @@ def plan_html(plan: PlanningResult, *, job: str) -> str:
         is_measured=is_measured(plan),
         picture=svg_text(pareto_figure(plan), prefix="frontier") if frontier else "",
         step=svg_text(step, prefix="step") if prediction.timeline else "",
-        ladder=_ladder(plan),
+        ladder=[
+            (
+                format_bytes(predicted(rung).bounded_bytes()),
+                format_seconds(predicted(rung).step_seconds),
+                rung.labels(),
+            )
+            for rung in plan.ladder
+        ],
         remedies=remedy_rows(plan),
         refusals=refusals(plan),
         categories=peak_parts(prediction.by_category, peak_bytes),
@@ -105,16 +110,4 @@ def _cards(plan: PlanningResult, prediction: Prediction) -> list[Headline]:
             value="none" if budget is None else format_bytes(budget),
             notes=(f"of {FIGURE_NAMES[prediction.budget_of]}",),
         ),
-    ]
-
-
-def _ladder(plan: PlanningResult) -> Sequence[tuple[str, str, tuple[str, ...]]]:
-    """Return the peak, the time and the strategies of ever smaller plans."""
-    return [
-        (
-            format_bytes(predicted(rung).bounded_bytes()),
-            format_seconds(predicted(rung).step_seconds),
-            rung.labels(),
-        )
-        for rung in plan.ladder
     ]

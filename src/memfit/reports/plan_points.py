@@ -10,6 +10,7 @@ from memfit.figures import ConsideredPlan, ParetoPoint
 from memfit.planner.result.front import pareto
 from memfit.units import MIB, format_bytes, format_seconds
 
+from .plan_rows import point_of
 from .wording import brief_plan, plan_name
 
 _MOST_POINTS = 150
@@ -83,7 +84,7 @@ def plan_points(
 
     Of very many, the chosen one, the plain step and those that nothing beats stay.
     """
-    recorded = [_trade(row) for row in considered]
+    recorded = [point_of(row) for row in considered]
     guesses = [point for point in estimated if not point.is_recorded]
     best = pareto([*recorded, *guesses])
     points = [
@@ -101,16 +102,6 @@ def plan_points(
     return tuple(sorted(shown, key=lambda point: (point.step_seconds, point.peak_bytes)))
 
 
-def _trade(row: ConsideredPlan) -> ParetoPoint:
-    return ParetoPoint(
-        strategies=row.strategies,
-        peak_bytes=row.peak_bytes,
-        step_seconds=row.step_seconds,
-        is_recorded=True,
-        is_chosen=row.chosen,
-    )
-
-
 def _recorded_point(row: ConsideredPlan, best: Sequence[ParetoPoint]) -> PlanPoint:
     plain = PointKind.RECORDED if row.strategies else PointKind.PLAIN
     return PlanPoint(
@@ -121,7 +112,7 @@ def _recorded_point(row: ConsideredPlan, best: Sequence[ParetoPoint]) -> PlanPoi
         step_seconds=row.step_seconds,
         fits=row.fits,
         reason=row.reason,
-        more=_more(_trade(row), best),
+        more=_more(point_of(row), best),
     )
 
 

@@ -124,17 +124,18 @@ def curve(plan: PlanningResult) -> tuple[ParetoPoint, ...]:
     if chosen is None:
         return ()
     budget_bytes = predicted(plan).budget_bytes or 0
-    others = [_recorded_point(row) for row in plan.considered if not row.chosen]
+    others = [point_of(row) for row in plan.considered if not row.chosen]
     others += [point for point in plan.pareto if not point.is_recorded]
     plausible = (
         point
         for point in others
         if point.peak_bytes > budget_bytes or point.step_seconds > chosen.step_seconds
     )
-    return pareto([_recorded_point(chosen), *plausible])
+    return pareto([point_of(chosen), *plausible])
 
 
-def _recorded_point(row: ConsideredPlan) -> ParetoPoint:
+def point_of(row: ConsideredPlan) -> ParetoPoint:
+    """Return what a recorded plan is among all points."""
     return ParetoPoint(
         strategies=row.strategies,
         peak_bytes=row.peak_bytes,

@@ -85,9 +85,13 @@ def prediction_parts(
     depth: int | None = None,
 ) -> list[RenderableType]:
     """Return the parts of one prediction below its title, as ``prediction_table`` shows them."""
+    within = is_within(prediction, prediction.budget_bytes)
+    style = {True: "green", False: "bold red", None: ""}[within]
+    if is_uncertain(prediction):
+        style = _VERDICT_STYLES["uncertain"]
     parts: list[RenderableType] = [
         Padding(_headline(prediction), INDENT),
-        Padding(_fits_text(prediction), INDENT),
+        Padding(Text(fits_sentence(prediction, prediction.budget_bytes), style=style), INDENT),
     ]
     peak_bytes = prediction.peak_allocated_bytes
     if advice:
@@ -98,7 +102,14 @@ def prediction_parts(
             section("Good to know", Text("\n".join(f"- {each}." for each in prediction.notes)))
         )
     if prediction.by_category:
-        table = _parts_table(largest_first(prediction.by_category), peak_bytes)
+        table = grid(word(), amount(), amount(), word())
+        for name, num_bytes in largest_first(prediction.by_category):
+            table.add_row(
+                Name(name, _NAME_WIDTH),
+                format_bytes(num_bytes),
+                percent(num_bytes, peak_bytes),
+                Bar(min(1.0, num_bytes / peak_bytes) if peak_bytes else 0.0),
+            )
         parts.append(section("At the peak, by category", table))
     if prediction.by_module:
         table = module_table(prediction, most_rows=top, depth=depth)
@@ -168,28 +179,6 @@ def _plan_rows(prediction: Prediction) -> Table:
         plan.add_row("plan", Text(name))
         plan.add_row("numerics", Text(prediction.numerics))
     return plan
-
-
-def _fits_text(prediction: Prediction) -> Text:
-    """Return whether the prediction fits its budget, in the colour of the answer."""
-    within = is_within(prediction, prediction.budget_bytes)
-    style = {True: "green", False: "bold red", None: ""}[within]
-    if is_uncertain(prediction):
-        style = _VERDICT_STYLES["uncertain"]
-    return Text(fits_sentence(prediction, prediction.budget_bytes), style=style)
-
-
-def _parts_table(parts: Sequence[tuple[str, int]], whole_bytes: int) -> Table:
-    """Show parts of the peak with their share and a bar."""
-    table = grid(word(), amount(), amount(), word())
-    for name, num_bytes in parts:
-        table.add_row(
-            Name(name, _NAME_WIDTH),
-            format_bytes(num_bytes),
-            percent(num_bytes, whole_bytes),
-            Bar(min(1.0, num_bytes / whole_bytes) if whole_bytes else 0.0),
-        )
-    return table
 
 
 def _holders(holders: Sequence[Holder], top: int) -> Table:

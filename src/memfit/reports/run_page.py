@@ -77,6 +77,10 @@ def run_html(report: RunReport) -> str:
         for name, figure in figures.items()
         if figure is not None
     }
+    sentences = []
+    for told in report.drifts[:_MOST_ROWS]:
+        whose = f"Rank {told.rank}: " if len(report.ranks) > 1 else ""
+        sentences.append(f"{whose}{drift_sentence(told.event)}")
     return template.render(
         report=report,
         facts=_facts(report),
@@ -87,7 +91,7 @@ def run_html(report: RunReport) -> str:
         step_title=shown_step.title if (shown_step := step_of_run(report)) else "",
         charts=charts_of(charts_of_run(report)),
         has_ranks=len(report.ranks) > 1,
-        drifts=_drifts(report),
+        drifts=sentences,
         changes=report.plan_changes(),
         ranks=[rank_row(rank) for rank in report.ranks],
         metric_names=_metric_names(report.metrics),
@@ -182,14 +186,6 @@ def _facts(report: RunReport) -> list[tuple[str, str]]:
             ("Numerics", planned.numerics),
         ]
     return found
-
-
-def _drifts(report: RunReport) -> list[str]:
-    sentences = []
-    for told in report.drifts[:_MOST_ROWS]:
-        whose = f"Rank {told.rank}: " if len(report.ranks) > 1 else ""
-        sentences.append(f"{whose}{drift_sentence(told.event)}")
-    return sentences
 
 
 def _training_parts(report: RunReport) -> dict[str, Any]:

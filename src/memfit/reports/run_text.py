@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from memfit.journal.records import LeakEvent, OutOfMemoryEvent, PlanClimbedEvent
@@ -30,7 +30,12 @@ def run_summary(report: RunReport, files: Sequence[Path]) -> RenderableType:
     ]
     if found.remedy:
         parts.append(Text(found.remedy))
-    parts += ["", Padding(_figures(report), INDENT)]
+    # The headline numbers of the page, but for the first, which is the verdict.
+    table = grid(Column(style="dim", no_wrap=True), word(), Column(style="dim"))
+    for card in headline_cards(report)[1:]:
+        notes = Text(", ".join(card.notes))
+        table.add_row(card.label.lower(), Text(card.value, style=_STYLES[card.tone]), notes)
+    parts += ["", Padding(table, INDENT)]
     events: list[Told[OutOfMemoryEvent | PlanClimbedEvent]]
     events = [*report.out_of_memory, *report.climbs]
     blocks = {
@@ -41,19 +46,14 @@ def run_summary(report: RunReport, files: Sequence[Path]) -> RenderableType:
     }
     parts += [section(title, _listed(lines)) for title, lines in blocks.items() if lines]
     if len(report.ranks) > 1:
-        parts.append(section("Ranks", _ranks(report)))
+        names = ("rank", "ended", "steps", "step", "allocated", "reserved", "host")
+        ranks = grid(*(Column(n, justify="left" if n == "ended" else "right") for n in names))
+        for rank in report.ranks:
+            ranks.add_row(*map(Text, rank_row(rank)[: len(ranks.columns)]))
+        parts.append(section("Ranks", ranks))
     if files:
         parts.append(section("Written", _listed([str(path) for path in files])))
     return at_page_width(*parts)
-
-
-def _figures(report: RunReport) -> Table:
-    """Return the headline numbers of the page, but for the first, which is the verdict."""
-    table = grid(Column(style="dim", no_wrap=True), word(), Column(style="dim"))
-    for card in headline_cards(report)[1:]:
-        notes = Text(", ".join(card.notes))
-        table.add_row(card.label.lower(), Text(card.value, style=_STYLES[card.tone]), notes)
-    return table
 
 
 def _leak_line(leak: LeakEvent) -> str:
@@ -68,11 +68,3 @@ def _listed(lines: Sequence[str]) -> RenderableType:
     if len(lines) > _MOST_LINES:
         shown.append(Text(f"and {len(lines) - _MOST_LINES:,} more", style="dim"))
     return Group(*shown)
-
-
-def _ranks(report: RunReport) -> Table:
-    names = ("rank", "ended", "steps", "step", "allocated", "reserved", "host")
-    table = grid(*(Column(n, justify="left" if n == "ended" else "right") for n in names))
-    for rank in report.ranks:
-        table.add_row(*map(Text, rank_row(rank)[: len(table.columns)]))
-    return table

@@ -56,15 +56,19 @@ def cells_table(cells: Sequence[Cell], *, job: str, device: str) -> RenderableTy
 
 
 def largest_words(cells: Sequence[Cell]) -> str:
-    """Name the largest batch that fits, and where."""
+    """Name the largest batch that fits, and where; at least that where none larger did not."""
     fitting = [cell for cell in cells if cell.prediction is not None and cell.prediction.fits]
     known = [cell for cell in cells if cell.prediction is not None]
     if not fitting:
         return "None of them fits." if known else "None of them could be recorded."
     best = max(fitting, key=lambda cell: (cell.batch_size, -_seconds(cell)))
+    larger = [cell for cell in cells if cell.batch_size > best.batch_size]
+    at_least, why = "", ""
+    if not any(cell in known and _with(cell) == _with(best) for cell in larger):
+        at_least, why = "at least ", f", the largest {'recorded' if larger else 'asked for'}"
     return (
-        f"{len(fitting)} of {len(cells)} fit. The largest batch is {best.batch_size:,}"
-        f"{_with(best)}: {bytes_words(best)}, {seconds_words(best)} a step."
+        f"{len(fitting)} of {len(cells)} fit. The largest batch is {at_least}{best.batch_size:,}"
+        f"{why}{_with(best)}: {bytes_words(best)}, {seconds_words(best)} a step."
     )
 
 

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from memfit.devices.spec import CPU
 from memfit.figures import Measurement, Prediction
 from memfit.units import format_bytes, format_seconds
 
@@ -107,10 +108,12 @@ def _measured_rows(measurement: Measurement, prediction: Prediction | None) -> l
             ("process", measurement.process_bytes, None),
             ("first step peak", measurement.first_step_peak_bytes, None),
         ]
+    # Of a CPU's process the most since it began is measured, and the step predicted, with a guess.
+    process_bytes = None if measurement.device == CPU else prediction.process_bytes
     return [
         ("peak allocated", measurement.peak_allocated_bytes, prediction.peak_allocated_bytes),
         ("peak reserved", measurement.peak_reserved_bytes, prediction.peak_reserved_bytes),
-        ("process", measurement.process_bytes, prediction.process_bytes),
+        ("process", measurement.process_bytes, process_bytes),
         ("first step peak", measurement.first_step_peak_bytes, prediction.first_step_peak_bytes),
     ]
 

@@ -17,7 +17,6 @@ from memfit.figures import (
     Measurement,
     Prediction,
     Term,
-    Timeline,
 )
 from memfit.files import write_atomically
 from memfit.journal.lines import read_rows
@@ -73,20 +72,15 @@ def write_training(folder: Path, training: Training) -> None:
             measured=training.measured and replace(training.measured, timeline=None),
         )
     )
-    for name, timeline in _timelines(training).items():
-        if timeline is not None:
-            fields[name]["timeline"] = timeline_json(timeline)
-    content = {"memfit_training": _VERSION, **fields}
-    write_atomically(folder / TRAINING_NAME, json.dumps(content) + "\n")
-
-
-def _timelines(training: Training) -> dict[str, Timeline | None]:
-    """Return the timelines as they are, the measured one along that of the plan."""
     plain, planned = training.plain.timeline, training.planned.timeline
     measured = training.measured.timeline if training.measured else None
     if measured is not None and planned is not None:
         measured = laid_along(measured, planned)
-    return {"plain": plain, "planned": planned, "measured": measured}
+    for name, timeline in {"plain": plain, "planned": planned, "measured": measured}.items():
+        if timeline is not None:
+            fields[name]["timeline"] = timeline_json(timeline)
+    content = {"memfit_training": _VERSION, **fields}
+    write_atomically(folder / TRAINING_NAME, json.dumps(content) + "\n")
 
 
 def read_training(folder: Path) -> Training | None:

@@ -161,7 +161,7 @@ def is_within(prediction: Prediction, budget_bytes: int | None) -> bool | None:
     """
     if budget_bytes is None:
         return None
-    if prediction.fits is not None and prediction.budget_bytes == budget_bytes:
+    if prediction.budget_bytes == budget_bytes:
         return prediction.fits
     return prediction.bounded_bytes() <= budget_bytes
 
@@ -184,7 +184,7 @@ def place_words(prediction: Prediction) -> str:
 def verdict(prediction: Prediction) -> str:
     """Write whether a prediction fits its budget: ``yes``, ``no``, ``uncertain``; ``-`` if none."""
     if prediction.fits is None:
-        return "-"
+        return "-" if prediction.budget_bytes is None else "uncertain"
     if is_uncertain(prediction):
         return "uncertain"
     return "yes" if prediction.fits else "no"
@@ -222,10 +222,15 @@ def _bounded_figure(prediction: Prediction) -> str:
 def fits_sentence(prediction: Prediction, budget_bytes: int | None) -> str:
     """Return whether a prediction fits a budget, and by how much."""
     within = is_within(prediction, budget_bytes)
-    if budget_bytes is None or within is None:
+    if budget_bytes is None:
         return "No budget was given."
     found = prediction.bounded_bytes()
     figure = f"{FIGURE_NAMES[prediction.budget_of]} {_bounded_figure(prediction)}"
+    if within is None:
+        return (
+            f"Whether it fits the budget of {format_bytes(budget_bytes)} is not known: {figure} at "
+            "least, as recording ended before a steady step."
+        )
     if budget_bytes == prediction.budget_bytes and is_uncertain(prediction):
         interval = interval_words(prediction.intervals.get(prediction.budget_of))
         side = "Fits" if within else "Does not fit"
@@ -253,7 +258,11 @@ def explanation_lines(
     lines = [_plain_line(plain, budget_bytes)]
     if planned.strategies:
         lines += [_planned_line(plain, planned), *_category_lines(plain, planned)]
-        lines.append(_seconds_line(plain, planned))
+        lines.append(
+            f"The step is predicted to take {format_seconds(planned.step_seconds)}; plain, "
+            f"{format_seconds(plain.step_seconds)} "
+            f"({signed_error(planned.step_seconds, plain.step_seconds)})."
+        )
     meaning = NUMERICS_MEANING.get(planned.numerics, "")
     lines.append(
         f"Numerics: {planned.numerics}{': ' if meaning else ''}{meaning}. "
@@ -298,15 +307,6 @@ def _category_lines(plain: Prediction, planned: Prediction) -> list[str]:
         for name in ordered[:3]
     ]
     return [f"What changes most at the peak: {'; '.join(parts)}."] if parts else []
-
-
-def _seconds_line(plain: Prediction, planned: Prediction) -> str:
-    """Set the planned step time against the plain one."""
-    return (
-        f"The step is predicted to take {format_seconds(planned.step_seconds)}; plain, "
-        f"{format_seconds(plain.step_seconds)} "
-        f"({signed_error(planned.step_seconds, plain.step_seconds)})."
-    )
 
 
 def advice_sentence(advice: Advice) -> str:

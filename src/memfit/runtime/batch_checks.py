@@ -18,8 +18,9 @@ from memfit.strategies.evidence import Evidence
 from memfit.strategies.facts import known_separation
 from memfit.strategies.plan import Plan
 
-TrySplit = Callable[[Session, AbstractSplitting, Any], str]
-"""Says what a batch shows of pieces; raises NotSeparableError if its gradients depend on them."""
+TrySplit = Callable[[Session, AbstractSplitting, Any, bool], tuple[bool, str]]
+"""Says whether a batch shows that pieces keep the results, and what it shows. It may be held to the
+memory of a step. Raises NotSeparableError if gradients depend on the pieces."""
 _Key = tuple[AbstractSplitting, int]
 
 
@@ -65,9 +66,11 @@ class BatchChecks:
         if self._try_split is None:
             return
         for split, found in self._untried(plan, batch):
-            trial = self._try_split(self._session, split, batch)
+            is_bounded = plan.prediction is not None
+            is_shown, trial = self._try_split(self._session, split, batch, is_bounded)
             self._tried.add(split)
-            split.settle(known_separation(self._session), replace(found, trial=trial))
+            if is_shown:
+                split.settle(known_separation(self._session), replace(found, trial=trial))
             self._tell(plan, split, found, trial)
 
     def _untried(self, plan: Plan, batch: Any) -> Sequence[tuple[AbstractSplitting, Separability]]:

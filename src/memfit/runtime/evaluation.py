@@ -59,7 +59,7 @@ class Evaluation:
     def _evaluated(self, batch: Any, function: Callable[..., Any] | None, number: int) -> Any:
         session = self._steps.session
         num_samples = session.layout.num_samples(batch)
-        random_states = RandomSourcesReader().here(*session.model.parameters())
+        random_states = RandomSourcesReader().here()
         while True:
             in_piece = min(num_samples, self._most_samples or num_samples)
             cause = None
@@ -76,7 +76,7 @@ class Evaluation:
                 plans = [_pieces_of(in_piece)]
                 raise OutOfMemoryAfterAllError(number, plans, cause, _EVERY_PASS_IS_OF_ALL)
             free_memory(session.device_type)
-            random_states.put_back(session.device_type)
+            random_states.put_back()
             reason = None if function is not None else self._obstacle(batch, in_piece // 2)
             self._halve(in_piece, reason, number, cause)
 

@@ -15,15 +15,19 @@ from memfit.session.session import GradientPass, PhaseListener, Session
 from memfit.strategies.base import AbstractSplitting
 
 
-def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
-    """Hold a plan's pieces against pieces of another size, and say what they show.
+def check_split(
+    session: Session, split: AbstractSplitting, batch: Any, is_bounded: bool
+) -> tuple[bool, str]:
+    """Hold a plan's pieces against pieces of another size; say whether they show it, and what.
 
-    Costs about a step without its update, which is not run. Random draws are made deterministic.
+    Costs about a step without its update, which is not run, in memory as well: what is compared
+    lies on the disk. Random draws are made deterministic.
 
     Args:
         session: with the plan's strategies applied.
         split: what could not be followed.
         batch: on the session's device.
+        is_bounded: whether nothing is tried that may take more than a step of the plan.
 
     Raises:
         NotSeparableError: if the gradients differ; nothing was changed.
@@ -31,15 +35,18 @@ def check_split(session: Session, split: AbstractSplitting, batch: Any) -> str:
     # Where every piece is a pass of all ranks, smaller ones may be more than a rank has samples.
     doubled = 2 * split.micro_batch_size
     size = other_size(split) if session.agreement is None else doubled
+    if is_bounded and (size > split.micro_batch_size or session.updates_in_backward):
+        why = "all gradients" if session.updates_in_backward else split.with_size(size).label()
+        return False, f"nothing, since {why} may take more memory than the plan."
     compared = compared_with(session, split, batch, size)
     if compared.still_random:
-        return (
+        return False, (
             "this batch could not tell, since the step depends on random draws that cannot be "
             f"made deterministic ({', '.join(compared.still_random)})."
         )
     if not compared.agrees:
         raise NotSeparableError(split.label(), difference(split, compared))
-    return equality(split, compared)
+    return True, equality(split, compared)
 
 
 def compared_with(

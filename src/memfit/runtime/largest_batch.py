@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from memfit.devices.spec import CPU
 from memfit.errors import MemfitError
 from memfit.live_state.random_sources import RandomSourcesReader
 from memfit.session.batch_shapes import LargestBatches, num_elements
@@ -44,7 +43,7 @@ def largest_batch(loader: Iterable[Any], *, most_seconds: float = 30.0) -> Large
             return _largest_by_index(loader, most_seconds)
         return _largest_seen(loader, most_seconds)
     finally:
-        states.put_back(CPU)
+        states.put_back()
 
 
 def _largest_by_index(loader: DataLoader[Any], most_seconds: float) -> LargestBatch:

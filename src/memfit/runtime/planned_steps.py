@@ -12,11 +12,13 @@ from torch.utils._pytree import tree_map_only
 
 from memfit.devices.spec import CPU
 from memfit.errors import NoSmallerPlanError, StrategyError
+from memfit.live_state.imports import load_imports
 from memfit.observe.observer import StepObserver
 from memfit.observe.peaks import StepReading
 from memfit.runtime.batch_checks import BatchChecks, TrySplit
 from memfit.runtime.ladder import smaller_plans
 from memfit.runtime.shards.cut_passes import CutPasses
+from memfit.session.reachable import roots_of
 from memfit.session.session import PhaseListener, Session
 from memfit.strategies.base import Strategy, Undo
 from memfit.strategies.fact_finding import gather_facts
@@ -79,6 +81,8 @@ class PlannedSteps:
         self._listener = phase_listener
         self._has_old_gradients = False
         self.checks = None if session.is_virtual else BatchChecks(session, try_split=try_split)
+        if not session.is_virtual:
+            load_imports(roots_of(session))
         self._undos = apply_strategies(session, plan.strategies)
         session.optimizer.zero_grad(set_to_none=True)
 

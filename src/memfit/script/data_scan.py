@@ -152,7 +152,9 @@ class DataScan:
         self._handed.append((kept, self._num_fetched[self._source]))
         self._num_fetched[self._source] += 1
         self._idle_steps = 0
-        return (self._copy(kept.batch),)
+        # Made anew, as the loader would have made it for the recorded script.
+        replaced = {id(tensor): self._as_recorded(tensor) for tensor in batch_tensors(kept.batch)}
+        return (copy.deepcopy(kept.batch, dict(replaced)),)
 
     def found(self) -> ScannedData:
         """Put together what was scanned, and which recorded steps belong to which batches."""
@@ -167,7 +169,6 @@ class DataScan:
             scan_seconds=self.scan_seconds,
             recorded=recorded,
             num_steps_before=self._num_steps_before,
-            batches_per_step=self._batches_per_step(),
             largest=largest.position if largest is not None else 0,
             num_not_recorded=len(chosen) - len(recorded),
             reason=self._reason,
@@ -201,7 +202,7 @@ class DataScan:
         """Choose batches of different shapes, each as often as a step reads one."""
         kept = self._epoch.seen.kept()
         largest, others = kept[:1], kept[1:]
-        others.sort(key=lambda each: -_num_elements(each.shape))
+        others.sort(key=lambda each: -sum(torch.Size(sizes).numel() for sizes, _ in each.shape))
         by_rank = self._epoch.seen.kept()[1:_MOST_LARGEST]
         room = _MOST_HANDED - 1 - len(by_rank)
         rest = [each for each in others if each not in by_rank]
@@ -219,11 +220,6 @@ class DataScan:
         if len(counts) < 2:
             return 1
         return max(1, round((counts[-1] - counts[0]) / (len(counts) - 1)))
-
-    def _copy(self, batch: Any) -> Any:
-        """Make the batch anew, as the loader would have made it for the recorded script."""
-        replaced = {id(tensor): self._as_recorded(tensor) for tensor in batch_tensors(batch)}
-        return copy.deepcopy(batch, dict(replaced))
 
     def _recorded(self) -> Sequence[RecordedBatch]:
         """Find the step of each batch: by what its modules were called with, else by counting.
@@ -308,10 +304,6 @@ def recorded_copy(
 def _sizes_in(shape: BatchShape, varying: set[int]) -> frozenset[tuple[int, ...]]:
     """Return the sizes of those tensors of a batch that tell batches apart."""
     return frozenset(sizes for number, (sizes, _) in enumerate(shape) if number in varying)
-
-
-def _num_elements(shape: BatchShape) -> int:
-    return sum(torch.Size(sizes).numel() for sizes, _ in shape)
 
 
 def _spread(kept: Sequence[Kept], count: int) -> list[Kept]:

@@ -53,7 +53,11 @@ def lock_writes(folders: Sequence[Path]) -> bool:
     )
     if version < 1:
         return False
-    handled = _rights(version)
+    handled = _WRITE_FILE | _FOLDER_RIGHTS
+    if version < _FIRST_WITH_REFER:
+        handled &= ~_REFER
+    if version >= _FIRST_WITH_TRUNCATE:
+        handled |= _TRUNCATE
     rules = _Ruleset(handled_access_fs=handled)
     ruleset = libc.syscall(
         _CREATE_RULESET,
@@ -71,16 +75,6 @@ def lock_writes(folders: Sequence[Path]) -> bool:
         return bool(libc.syscall(_RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0)
     finally:
         os.close(ruleset)
-
-
-def _rights(version: int) -> int:
-    """Return the rights to write that a version of Landlock knows."""
-    rights = _WRITE_FILE | _FOLDER_RIGHTS
-    if version < _FIRST_WITH_REFER:
-        rights &= ~_REFER
-    if version >= _FIRST_WITH_TRUNCATE:
-        rights |= _TRUNCATE
-    return rights
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str, handled: int) -> None:

@@ -109,8 +109,13 @@ class Overlay:
         inside = self._inside(absolute)
         self._real["stat"](self.for_reading(Path(absolute).parent))  # raises, as it would for real
         self._make_folders(Path(inside).parent)
-        if keeps_content and not os.path.lexists(inside) and absolute not in self._hidden:
-            _copy_if_there(absolute, inside)
+        if (
+            keeps_content
+            and not os.path.lexists(inside)
+            and absolute not in self._hidden
+            and os.path.isfile(absolute)
+        ):
+            shutil.copy2(absolute, inside)
         self._hidden.discard(absolute)
         return inside
 
@@ -342,8 +347,3 @@ def _exists(lstat: Callable[..., Any], path: Any) -> bool:
     except OSError:
         return False
     return True
-
-
-def _copy_if_there(source: str, target: str) -> None:
-    if os.path.isfile(source):
-        shutil.copy2(source, target)

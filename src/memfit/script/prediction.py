@@ -143,7 +143,8 @@ def predict_recorded_script(
         lives=partial(lives_of, steady, device),
     )
     notes = (*prediction.notes, *_notes(answer, found))
-    fits = _fits(answer)
+    is_bound = not found.is_whole and all(each.phase != STEADY_STEP for each in phases)
+    fits = None if is_bound and _fits(answer) else _fits(answer)
     return replace(answer, prediction=replace(prediction, notes=notes, fits=fits))
 
 
@@ -287,7 +288,7 @@ def _notes(answer: ScriptPrediction, found: ScriptRecording) -> Sequence[str]:
     notes = list(found.notes)
     seen = {phase.phase for phase in answer.phases}
     if STEADY_STEP not in seen:
-        notes.append("Only one step was recorded; the steady one may differ")
+        notes.append("Only one step was recorded; a steady one may take more")
     if found.missing:
         notes.append(
             f"Not reached while it was recorded: {', '.join(found.missing)}; more --steps may"

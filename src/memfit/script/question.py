@@ -86,6 +86,8 @@ class ScriptRecording:
     diverted: Sequence[Diverted] = ()
     refused: Sequence[Refused] = ()
     notes: Sequence[str] = ()
+    is_whole: bool = False
+    """Whether the script ended by itself, before enough of it was recorded."""
     missing: Sequence[str] = ()
     """Phases that were not reached."""
     draws_are_true: bool = True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,7 +25,6 @@ from memfit.prediction.refusals import check_placed, clear_refusals, code_at_fau
 from memfit.script.compiled_files import compiled_files
 from memfit.script.data_scan import DataScan, recorded_copy
 from memfit.script.host_meter import HostMeter
-from memfit.script.lightning_epochs import end_epochs
 from memfit.script.mapped_files import MappedFiles
 from memfit.script.outside import Outside
 from memfit.script.overlay import Overlay
@@ -39,6 +41,9 @@ from memfit.virtual.loaders import loaders_in_process
 from memfit.virtual.with_values import TensorsWithValues, with_values
 
 _LIBRARIES_FIRST = ("transformers.utils.import_utils", "safetensors.torch")
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_SEAM = "on_advance_end"
+_EVERY_EPOCH = 1
 
 
 def import_libraries() -> None:
@@ -79,7 +84,12 @@ def record_run(
             stack.enter_context(replacement)
         notes += _run_until_enough(question.target, seen.counter)
         notes += seen.counter.notes()
-    _check_steps(seen.recorder, question.target)
+    if not seen.recorder.marks:
+        raise RecordingError(
+            f"{question.target.name} came to its end without an update by a torch.optim.Optimizer, "
+            "or the time for it did",
+            "Give it the arguments with which it trains, after `--`, or more --most-seconds.",
+        )
     check_placed(seen.recorder, card)
     return ScriptRecording(
         recording=StepRecording(
@@ -93,6 +103,7 @@ def record_run(
         diverted=overlay.diverted(),
         refused=outside.refused,
         notes=(*notes, *seen.mode.compiled_code.notes()),
+        is_whole=not (seen.counter.was_late or seen.counter.has_steps),
         missing=seen.counter.missing(),
         draws_are_true=seen.mode.draws_are_true,
         decides_sizes=assumptions.decide_sizes,
@@ -170,7 +181,9 @@ def _recording(
             *overlay.replacements(),
         ):
             stack.enter_context(replacement)
-        counter.when_enough = partial(end_epochs, stack, counter.ends_epoch, counter.stop_if_enough)
+        counter.when_enough = partial(
+            _end_epochs, stack, counter.ends_epoch, counter.stop_if_enough
+        )
         yield _Seen(recorder=recorder, counter=counter, mode=mode, scan=scan)
 
 
@@ -213,14 +226,65 @@ def _run_until_enough(target: ScriptTarget, counter: StepCounter) -> tuple[str, 
     return ()
 
 
-def _check_steps(recorder: Recorder, target: ScriptTarget) -> None:
-    """Refuse a script in which nothing was trained.
+def _end_epochs(
+    stack: ExitStack, is_enough: Callable[[], bool], stop_if_enough: Callable[[], None]
+) -> None:
+    """Have Lightning's loops, where they are imported, end their epochs once there is enough.
 
-    Raises:
-        RecordingError: if no optimizer made an update.
+    Where data ends before its time, Lightning's loop skips the validation at the end of the epoch,
+    and callbacks that ask for what it measures raise. So the batch of the last recorded step is
+    made the last one: ``_TrainingEpochLoop.on_advance_end`` validates behind it, and the epoch ends
+    with its checkpoint (lightning/pytorch/loops/training_epoch_loop.py, read at Lightning 2.6).
+
+    Args:
+        stack: which puts the loops back.
+        is_enough: whether all steps are recorded.
+        stop_if_enough: called at the end of an epoch, when its checkpoint is written.
     """
-    if not recorder.marks:
-        raise RecordingError(
-            f"{target.name} came to its end without an update by a torch.optim.Optimizer",
-            "Give it the arguments with which it trains, after `--`.",
-        )
+
+    def before_batch_ends(loop: Any) -> None:
+        if is_enough():
+            _make_last(loop)
+
+    for package in _PACKAGES:
+        batches = _loop(package, "training_epoch_loop", "_TrainingEpochLoop")
+        epochs = _loop(package, "fit_loop", "_FitLoop")
+        if batches is not None:
+            ends = _around(getattr(batches, _SEAM), before_batch_ends, _nothing)
+            stack.enter_context(patch.object(batches, _SEAM, ends))
+        if epochs is not None:
+            ends = _around(getattr(epochs, _SEAM), _nothing, lambda _: stop_if_enough())
+            stack.enter_context(patch.object(epochs, _SEAM, ends))
+
+
+def _loop(package: str, module: str, name: str) -> Any:
+    """Return a loop's class; None where it is not imported, or has no such end."""
+    found = getattr(sys.modules.get(f"{package}.loops.{module}"), name, None)
+    return found if hasattr(found, _SEAM) else None
+
+
+def _around(
+    go_on: Callable[..., Any], before: Callable[[Any], None], after: Callable[[Any], None]
+) -> Callable[..., Any]:
+    @functools.wraps(go_on)
+    def on_advance_end(loop: Any, *args: Any) -> Any:
+        before(loop)
+        out = go_on(loop, *args)
+        after(loop)
+        return out
+
+    return on_advance_end
+
+
+def _nothing(_loop: Any) -> None:
+    """Leave a loop as it is."""
+
+
+def _make_last(loop: Any) -> None:
+    """Make the batch that was just trained on the last one of its epoch."""
+    trainer = loop.trainer
+    loop.batch_progress.is_last_batch = True
+    trainer.fit_loop.max_batches = loop.batch_progress.current.ready
+    # Validation comes at the end of an epoch, or after a number of batches: here both are now.
+    trainer.check_val_every_n_epoch = _EVERY_EPOCH
+    trainer.val_check_batch = loop.batch_progress.current.ready

@@ -85,8 +85,17 @@ class SavedObjects:
     def save(self, obj: object, f: Any, *_args: Any, **_kwargs: Any) -> None:
         """Save an object without the values of its tensors."""
         with self._writing():
-            self._copy_to_host(obj)
-            content = _SUFFIX + _pickled(obj)
+            # Saving takes memory on the host for all that lies on the card.
+            seen = set()
+            for tensor in tree_flatten(obj)[0]:
+                if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
+                    storage = tensor.untyped_storage()
+                    if storage._cdata not in seen:
+                        seen.add(storage._cdata)
+                        torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
+            buffer = io.BytesIO()
+            _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
+            content = _SUFFIX + buffer.getvalue()
             if isinstance(f, (str, os.PathLike)):
                 with open(f, "wb") as file:  # noqa: PTH123 - the name that the overlay replaces
                     file.write(content)
@@ -109,16 +118,6 @@ class SavedObjects:
             torch.Tensor, lambda real: self._mode.with_known_values(real, device), loaded
         )
 
-    def _copy_to_host(self, obj: object) -> None:
-        """Take the memory on the host that saving takes."""
-        seen = set()
-        for tensor in tree_flatten(obj)[0]:
-            if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda":
-                storage = tensor.untyped_storage()
-                if storage._cdata not in seen:
-                    seen.add(storage._cdata)
-                    torch.empty(storage.nbytes(), dtype=torch.uint8, device="cpu")
-
     def _flatten(self, tensors: dict[str, torch.Tensor], *_kept: Any) -> dict[str, Any]:
         """Take the memory that safetensors takes: the tensors of the card on the host at once."""
         with self._writing():
@@ -129,12 +128,6 @@ class SavedObjects:
     def _write_flat(self, shapes: dict[str, Any], filename: Any, metadata: Any = None) -> None:
         del metadata
         Path(filename).write_bytes(_SUFFIX + pickle.dumps(shapes))
-
-
-def _pickled(obj: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(obj)
-    return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):

@@ -40,7 +40,6 @@ class ScannedData:
     """What was handed to the script's own loop, the largest batch first."""
     num_steps_before: int = 0
     """Recorded before the scan began."""
-    batches_per_step: int = 1
     largest: int = 0
     """The position of the largest batch by elements."""
     num_not_recorded: int = 0

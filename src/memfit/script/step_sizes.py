@@ -73,7 +73,6 @@ class StepSizes:
         self.lengths, self._is_usual = _usual(lengths, np.bincount(data.order))
         self._followed = _scaled(self.lengths)
         self._fits: dict[int, _Fit] = {}
-        self.num_orders = 0
         self._group()
 
     def of(self, shape: int) -> SizedStep:
@@ -112,7 +111,6 @@ class StepSizes:
                     break
             else:
                 groups.append([place])
-        self.num_orders = len(groups)
         for group in groups:
             fit = self._fitted(group)
             self._fits.update({} if fit is None else dict.fromkeys(fit.members, fit))

@@ -74,7 +74,13 @@ def templates(history: Trace, marks: Sequence[StepMark]) -> list[StepTemplate]:
     """
     steps = _steps(history, marks)
     born = {index: number for number, step in enumerate(steps) for index in step.lasting}
-    freed_in = _deaths(history, marks)
+    # What is freed before a step counts to it.
+    ends = [mark.last_event for mark in marks]
+    freed_in = {
+        -1 - event: bisect.bisect_right(ends, position)
+        for position, event in enumerate(history.events)
+        if event < 0
+    }
     deaths = {
         index: _age_at_death(freed_in.get(index), number, len(marks))
         for index, number in born.items()
@@ -138,16 +144,6 @@ def _without_passing(
             passing.append((len(kept), tuple(run[len(run) - num_back :])))
         position = last + num_back
     return kept, passing
-
-
-def _deaths(history: Trace, marks: Sequence[StepMark]) -> dict[int, int]:
-    """Return in which step an allocation is freed; what lies before a step counts to it."""
-    ends = [mark.last_event for mark in marks]
-    return {
-        -1 - event: bisect.bisect_right(ends, position)
-        for position, event in enumerate(history.events)
-        if event < 0
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,9 +124,10 @@ class StepCounter:
         self._fetched_from: object = None
         self._training_data: list[object] = []
         self._num_empty_loads = 0
-        self._was_late = False
         self._num_spans_of_load = 0
         self.num_done = 0
+        self.was_late = False
+        """Whether the time was over."""
         self.spans: list[Span] = []
         """The phases of the run so far, in order."""
         self.when_enough: Callable[[], object] = _nothing
@@ -174,7 +175,7 @@ class StepCounter:
         after = {span.phase for span in self.spans[self._num_spans_of_load :]}
         seen = [phase for phase in (EVALUATION, CHECKPOINT) if phase in after]
         notes = self._after.notes(self.num_done, seen)
-        if self._was_late and self._phase == EVALUATION:
+        if self.was_late and self._phase == EVALUATION:
             notes += ("The time was over before the evaluation was: later batches are not in it",)
         return notes
 
@@ -305,8 +306,8 @@ class StepCounter:
             self._turn_to(EVALUATION)
 
     def _stop_if_late(self) -> None:
-        self._was_late = time.perf_counter() > self._ends_at
-        if self._was_late or self._after.is_over:
+        self.was_late = time.perf_counter() > self._ends_at
+        if self.was_late or self._after.is_over:
             raise EnoughRecordedError
 
     def _is_trained(self, module: torch.nn.Module) -> bool:

@@ -53,17 +53,12 @@ def _run_found(target: ScriptTarget, found: Any, step_ended: Callable[[], None])
             raise StepBuilderError(target.title, f"it is a {type(found).__name__}")
         found = found()
     if is_trainer(found):
-        _train(found)
+        if isinstance(found, tuple):
+            found[0].fit(*found[1:])
+        else:
+            found.train()
         return
     step = StepBuilder(name=target.title, function=lambda: found)()
     for _ in range(_MOST_STEPS):  # what records ends it
         step()
         step_ended()
-
-
-def _train(trainer: Any) -> None:
-    """Start a trainer of transformers, or Lightning's with its module and data."""
-    if isinstance(trainer, tuple):
-        trainer[0].fit(*trainer[1:])
-    else:
-        trainer.train()

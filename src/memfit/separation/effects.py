@@ -13,7 +13,7 @@ import torch
 from memfit.analysis.effects import GLOBAL_GENERATOR, Effect, EffectKind, Effects
 from memfit.errors import JobFunctionError
 from memfit.job import Job, Total
-from memfit.live_state import Change, ChangeKind, LiveState
+from memfit.live_state import Change, ChangeKind
 from memfit.separation.draw_lines import DrawLines
 from memfit.separation.recording_scope import watched
 from memfit.separation.source_lines import lines_that_set
@@ -81,23 +81,12 @@ def _other_sizes(num_samples: int) -> Iterator[int]:
 
 
 def _seen_at(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool) -> _Seen:
-    outside = {
-        "loss": job.loss,
-        "batch function": job.batch,
-        "model function": job.model,
-        "optimizer function": job.optimizer,
-    }
-    before = LiveState(outside, gradients=True).snapshot()
     try:
-        try:
-            return _recorded(job, layout, batch_size, disguised=disguised)
-        except ValuesNeededError:
-            if not disguised:
-                raise
-            before.restore()
-            return _recorded(job, layout, batch_size, disguised=False)
-    finally:
-        before.restore()
+        return _recorded(job, layout, batch_size, disguised=disguised)
+    except ValuesNeededError:
+        if not disguised:
+            raise
+        return _recorded(job, layout, batch_size, disguised=False)
 
 
 def _recorded(job: Job, layout: BatchLayout, batch_size: int, *, disguised: bool) -> _Seen:

@@ -14,7 +14,7 @@ class Findings:
     """What was found out about a job's step, without the recordings that it was found from."""
 
     judged: Mapping[tuple[int, bool], Separability]
-    settled: Mapping[tuple[int, bool], Separability]
+    settled: Mapping[tuple[object, ...], Separability]
     of_rows: Mapping[str, Separability]
     representations: tuple[str, ...] | None
     effects: Effects | None = None

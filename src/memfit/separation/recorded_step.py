@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from memfit.analysis.alignment import is_same_program
 from memfit.analysis.dataflow import Dataflow, DataflowRecorder, refs_in
@@ -15,8 +14,9 @@ from memfit.analysis.judgement import Ends
 from memfit.analysis.layouts import one_path
 from memfit.job import Job, Total
 from memfit.live_state import Change, ChangeKind
-from memfit.separation.recording_scope import no_gradients, watched
+from memfit.separation.recording_scope import generators_in, no_gradients, watched
 from memfit.separation.step_ends import (
+    batch_norms_of,
     bound_tensors,
     cut_batch,
     ends_of,
@@ -26,6 +26,7 @@ from memfit.separation.step_ends import (
 )
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
+from memfit.session.leaves import leaves_of
 from memfit.session.session import Session, open_session
 from memfit.virtual.tensors import as_virtual, virtual_tensors
 
@@ -48,6 +49,8 @@ class RecordedStep:
     """Tensors that names have been set to, by their numbers."""
     hooked: str
     """A parameter with a hook on its accumulated gradient; empty if there is none."""
+    batch_norms: frozenset[str]
+    """Modules, by name, that batchnorm-replay stands in for."""
 
     @property
     def set_names(self) -> set[str]:
@@ -82,13 +85,13 @@ def record_step(
         session = open_session(borrowed_job, "cpu", layout, no_gradients)
         for each in earlier:
             _step(session, as_virtual(mode, each))
-        recorder = DataflowRecorder(session.model)
         state = watched(session, job)
+        recorder = DataflowRecorder(session.model, generators_in(state))
         before = state.snapshot()
         with recorder, one_path():
             leaves = tuple(
                 recorder.number_of(leaf) if isinstance(leaf, torch.Tensor) else None
-                for leaf in tree_leaves(batch)
+                for leaf in leaves_of(batch)
             )
             lasting = {
                 recorder.number_of(tensor): name for name, tensor in lasting_tensors(session)
@@ -100,7 +103,7 @@ def record_step(
             value.backward()
         changes = tuple(c for c in before.changes() if c.kind is not ChangeKind.TENSOR)
         ends = ends_of(recorder, session, loss)
-        bound = bound_tensors(recorder, watched(session, job), changes)
+        bound = bound_tensors(recorder, state, changes)
         return RecordedStep(
             num_samples,
             recorder.flow,
@@ -111,6 +114,7 @@ def record_step(
             changes,
             bound,
             hooked_parameter(session.model),
+            batch_norms_of(session.model),
         )
 
 

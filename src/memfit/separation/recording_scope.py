@@ -45,3 +45,9 @@ def watched(session: Session, job: Job) -> LiveState:
     # Whether a fake tensor is given other memory (``p.data = ...``) is still looked at.
     real = [one for one in contents_of(LiveState(roots)) if not isinstance(one, FakeTensor)]
     return LiveState(roots, leave_out=real)
+
+
+def generators_in(state: LiveState) -> list[torch.Generator]:
+    """List the generators of torch that can be reached."""
+    found = (each for part in state.found() for each, _ in part.generators)
+    return [each for each in found if isinstance(each, torch.Generator)]

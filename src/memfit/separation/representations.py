@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,17 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from memfit.analysis.alignment import RecordingsDifferError
-from memfit.analysis.dataflow import Dataflow, DataflowRecorder
-from memfit.analysis.flow import Axis, Flow, Kind
-from memfit.analysis.judgement import Ends, judge
+from memfit.analysis.flow import Kind
+from memfit.analysis.judgement import judge
 from memfit.analysis.layouts import one_path
-from memfit.analysis.separability import Separability, not_known, refuted
+from memfit.analysis.separability import Culprit, Separability, not_known, refuted
 from memfit.analysis.use import Sizes
-from memfit.analysis.walk import follow
+from memfit.analysis.walk import Followed
 from memfit.errors import MemfitError
 from memfit.job import Job
-from memfit.separation.recording_scope import no_gradients, undisturbed
+from memfit.separation.called_alone import RecordedCall, followed_rows, record_call
+from memfit.separation.recording_scope import no_gradients, undisturbed, watched
+from memfit.separation.step_ends import reached_tensors
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.session.borrowing import borrowed_to_record
 from memfit.session.session import Session, open_session
@@ -38,19 +39,9 @@ class _CallSeen:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _CallRecorded:
-    """A call of a module by itself: forward, a mean over its results, and backward."""
-
-    dataflow: Dataflow
-    inputs: tuple[int, ...]
-    begins: tuple[int, ...]
-    lasting: dict[int, str]
-    ends: Ends
-    gradients_of_inputs: tuple[int, ...]
-
-
-def find_representations(job: Job, layout: BatchLayout) -> tuple[str, ...]:
+def find_representations(
+    job: Job, layout: BatchLayout, judge: Callable[[str], Separability]
+) -> tuple[str, ...]:
     """Name the outermost modules whose rows do not depend on one another, in forward and backward.
 
     Every call that the loss makes of such a module is recorded by itself, at two numbers of rows,
@@ -59,6 +50,7 @@ def find_representations(job: Job, layout: BatchLayout) -> tuple[str, ...]:
     Args:
         job: whose loss calls the modules.
         layout: of its batches.
+        judge: says of a module, by its name, whether its rows are apart.
 
     Returns:
         Names of modules, ``""`` for the model itself; empty if there are none, or if the step
@@ -68,7 +60,7 @@ def find_representations(job: Job, layout: BatchLayout) -> tuple[str, ...]:
     refused: tuple[str, ...] = ("",)
     for level in range(_MOST_LEVELS):
         candidates = list(_candidates(job, layout, refused, level))
-        judged = {name: rows_are_apart(job, layout, name).is_proved for name in candidates}
+        judged = {name: judge(name).is_proved for name in candidates}
         found += [name for name, is_apart in judged.items() if is_apart]
         refused = tuple(name for name, is_apart in judged.items() if not is_apart)
         if not refused:
@@ -114,32 +106,45 @@ def rows_are_apart(job: Job, layout: BatchLayout, name: str) -> Separability:
     return next((each for each in found if not each.is_proved), found[0])
 
 
-def _compared(whole: _CallRecorded, part: _CallRecorded, batch_size: int) -> Separability:
+def _compared(whole: RecordedCall, part: RecordedCall, batch_size: int) -> Separability:
     if len(whole.inputs) != len(part.inputs):
         return not_known("it is not called with as many tensors at every batch size")
     found = _rows(whole, part, batch_size)
     if found is None:
         return not_known("its arguments have no rows of their own")
     sizes, dims = found
-    known: dict[int, Flow | None] = dict.fromkeys(whole.begins)
-    for number, row_dim in dims.items():
-        num_dims = len(whole.dataflow.shapes[number].sizes)
-        axes = tuple(Axis() if dim == row_dim else None for dim in range(num_dims))
-        known[number] = Flow(kind=Kind.FREE if row_dim is None else Kind.EACH, axes=axes)
     try:
-        followed = follow((whole.dataflow, part.dataflow), sizes, known, whole.lasting)
+        followed = followed_rows(whole, part, sizes, dims)
     except RecordingsDifferError as error:
         return refuted(f"it does something else for other numbers of rows: {error.culprit.place()}")
-    # What it leaves in buffers is compared piece by piece when it runs.
-    followed.writes.clear()
     for number in whole.gradients_of_inputs:
         if (problem := followed.flows[number].problem) is not None:
             return refuted(f"{problem.culprit.place()} {problem.sentence}", problem.culprit)
-    return judge(followed, whole.ends, part.ends, sizes)
+    judged = judge(followed, whole.ends, part.ends, sizes)
+    changed = _judged_changes(followed, whole, part) if judged.is_proved else None
+    return changed or judged
+
+
+def _judged_changes(
+    followed: Followed, whole: RecordedCall, part: RecordedCall
+) -> Separability | None:
+    """Say why pieces may not leave what the whole call leaves; None if they do."""
+    others = {each.full_name: each.evidence for each in part.changes}
+    for change in whole.changes:
+        name = change.full_name
+        flow = followed.flows.get(whole.bound.get(name, -1))
+        is_alike = bool(change.evidence) and change.evidence == others.get(name)
+        if is_alike or (flow is not None and flow.kind is Kind.FREE and flow.is_plain):
+            continue
+        if flow is None or flow.kind is Kind.UNKNOWN:
+            return not_known(f"what it leaves in {name} may depend on them.")
+        left = f"what it leaves in {name} depends on them"
+        return refuted(f"{left}.", Culprit(operator=left))
+    return None
 
 
 def _rows(
-    whole: _CallRecorded, part: _CallRecorded, batch_size: int
+    whole: RecordedCall, part: RecordedCall, batch_size: int
 ) -> tuple[Sizes, dict[int, int | None]] | None:
     """Find the rows of a call's arguments: how many at both sizes, and where in each tensor.
 
@@ -175,11 +180,11 @@ def _dim_that_is_cut(shape: tuple[int, ...], batch_size: int) -> int | None:
     return shape.index(batch_size) if batch_size in shape else None
 
 
-def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list[_CallRecorded]:
+def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list[RecordedCall]:
     """Record every call of a module at a batch size, each by itself."""
     shapes = shapes_of(job, batch_size)
 
-    def recorded(*, disguised: bool) -> list[_CallRecorded]:
+    def recorded(*, disguised: bool) -> list[RecordedCall]:
         with (
             virtual_tensors(disguised=disguised) as mode,
             borrowed_to_record(job, mode) as borrowed_job,
@@ -188,7 +193,8 @@ def _recorded(job: Job, layout: BatchLayout, name: str, batch_size: int) -> list
             session = open_session(borrowed_job, "cpu", layout, no_gradients)
             with _calls_of(session.model.get_submodule(name)) as calls, one_path():
                 session.loss_of(batch)
-            return [_alone(session, name, call, batch_size / job.batch_size) for call in calls]
+            share = batch_size / job.batch_size
+            return [_alone(session, job, name, call, share) for call in calls]
 
     try:
         return recorded(disguised=True)
@@ -223,45 +229,24 @@ def _cut_off(values: Any) -> Any:
     return tree_unflatten(cut, spec)
 
 
-def _alone(session: Session, name: str, call: _CallSeen, share: float) -> _CallRecorded:
+def _alone(session: Session, job: Job, name: str, call: _CallSeen, share: float) -> RecordedCall:
     """Record one call of a module by itself."""
     module = session.model.get_submodule(name)
-    for parameter in session.model.parameters():
-        parameter.grad = None
-    recorder = DataflowRecorder(session.model)
     given = [
         leaf for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, torch.Tensor)
     ]
-    with recorder, one_path():
-        inputs = tuple(recorder.number_of(tensor) for tensor in given)
-        lasting = {
-            recorder.number_of(tensor): key
-            for key, tensor in (*module.named_parameters(), *module.named_buffers())
-        }
-        begins = tuple(recorder.flow.foreign)
-        results = [
-            leaf
-            for leaf in tree_leaves(_as_tree(module(*call.args, **call.kwargs)))
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-        ]
-        loss = sum((leaf * leaf).mean() for leaf in results)
-        assert isinstance(loss, torch.Tensor), "a representation has results with gradients"
-        (loss * share).backward()
-    gradients = {
-        key: recorder.number_of(parameter.grad)
-        for key, parameter in module.named_parameters()
-        if parameter.grad is not None
-    }
-    of_rows = tuple(recorder.number_of(leaf.grad) for leaf in given if leaf.grad is not None)
-    ends = Ends(loss=recorder.number_of(loss), gradients=gradients)
-    return _CallRecorded(recorder.flow, inputs, begins, lasting, ends, of_rows)
-
-
-def _as_tree(results: Any) -> Any:
-    """Take results apart that pytree does not know, such as dictionaries of other libraries."""
-    if isinstance(results, dict):
-        return dict(results)
-    return results
+    named = dict(module.named_parameters())
+    state = watched(session, job)
+    lasting = {**named, **dict(module.named_buffers()), **dict(reached_tensors(state))}
+    return record_call(
+        lambda: module(*call.args, **call.kwargs),
+        given,
+        lasting,
+        lambda _: named,
+        share,
+        code=module,
+        state=state,
+    )
 
 
 __all__ = ["find_representations", "rows_are_apart"]

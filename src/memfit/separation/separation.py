@@ -18,6 +18,7 @@ from memfit.analysis.separability import (
     left_to_trial,
     not_known,
     refuted,
+    worst_of,
 )
 from memfit.analysis.use import Given, Sizes
 from memfit.analysis.walk import follow
@@ -33,6 +34,7 @@ from memfit.separation.wording import (
     ENDS_INSIDE,
     HOOKED,
     LOOP,
+    NUMBERS,
     ODD,
     OTHER_STATE,
     differs,
@@ -74,7 +76,8 @@ class Separation:
         self._recordings: dict[int, RecordedStep | MemfitError] = {}
         self._followed: dict[tuple[int, bool], Separability] = {}
         self._judged_sizes: dict[tuple[int, bool], Separability] = {}
-        self._settled: dict[tuple[int, bool], Separability] = {}
+        self.settled: dict[tuple[object, ...], Separability] = {}
+        """What trials on a real batch have shown of pieces that could not be followed."""
         self._others: dict[int, Separation] = {}
         self._is_disguised: bool | None = None
         self._effects: Effects | None = None
@@ -102,7 +105,7 @@ class Separation:
         if micro_batch_size == self._assumed_size:
             return PROVED
         key = micro_batch_size, given_statistics
-        if (settled := self._settled.get(key)) is not None:
+        if (settled := self.settled.get(key)) is not None:
             return settled
         if self._inside is not nullcontext:
             self._recordings.clear()  # what lives may be other objects than when it was recorded
@@ -115,7 +118,7 @@ class Separation:
         """Return what has been found out so far."""
         return Findings(
             judged=self._judged_sizes,
-            settled=self._settled,
+            settled=self.settled,
             of_rows=self._of_rows,
             representations=self._representations,
             effects=self._effects,
@@ -124,22 +127,18 @@ class Separation:
     def learn(self, found: Findings) -> None:
         """Take over what a copy of this one has found out."""
         self._judged_sizes |= found.judged
-        self._settled |= found.settled
+        self.settled |= found.settled
         self._of_rows |= found.of_rows
         self._representations = self._representations or found.representations
         self._effects = self._effects or found.effects
-
-    def settle(
-        self, micro_batch_size: int, found: Separability, *, given_statistics: bool = False
-    ) -> None:
-        """Keep what a trial on a real batch has shown of a size that could not be followed."""
-        self._settled[micro_batch_size, given_statistics] = found
 
     def representations(self) -> tuple[str, ...]:
         """Name the outermost modules whose rows do not depend on one another; found once."""
         if self._representations is None:
             with self._inside():
-                self._representations = find_representations(self.job, self.layout)
+                self._representations = find_representations(
+                    self.job, self.layout, self._judged_rows
+                )
         return self._representations
 
     def of_rows(self, module: str) -> Separability:
@@ -148,9 +147,14 @@ class Separation:
         Args:
             module: its name, ``""`` for the model itself.
         """
+        if module in self._of_rows:
+            return self._of_rows[module]
+        with self._inside():
+            return self._judged_rows(module)
+
+    def _judged_rows(self, module: str) -> Separability:
         if module not in self._of_rows:
-            with self._inside():
-                self._of_rows[module] = rows_are_apart(self.job, self.layout, module)
+            self._of_rows[module] = rows_are_apart(self.job, self.layout, module)
         return self._of_rows[module]
 
     def at_batch_size(self, batch_size: int) -> Separation:
@@ -166,6 +170,9 @@ class Separation:
         whole = self.job.batch_size
         if micro_batch_size >= whole:
             return PROVED
+        for leaf, place in enumerate(self.layout.dims):
+            if place is not None and place.is_of_numbers:
+                return refuted(NUMBERS.format(self.layout.name_of(leaf)))
         if isinstance(self._recording(whole), MemfitError):
             return not_known(not_recorded(self._recording(whole)))
         small = None if self._is_long() else self._small_size()
@@ -177,7 +184,7 @@ class Separation:
             found.append(self._at(num_samples, given_statistics))
             if found[-1].is_refuted:
                 break  # a few samples refute every size, and need not be looked at again
-        return left_to_trial(_worst(found), getattr(self.job.loss, "counted_leaf", None))
+        return left_to_trial(worst_of(found), getattr(self.job.loss, "counted_leaf", None))
 
     def _is_long(self) -> bool:
         """Return whether recording the step takes seconds, so that each size more is dear."""
@@ -205,7 +212,7 @@ class Separation:
             return refuted(fails_on_parts(num_samples, part))
         if len(whole.begins) != len(part.begins):
             return not_known(OTHER_STATE.format(num_samples))
-        given = Given(statistics=given_statistics)
+        given = Given(statistics=whole.batch_norms if given_statistics else frozenset())
         found = self._judged(whole, part, given)
         if found.is_proved:
             return found
@@ -266,7 +273,7 @@ class Separation:
         found = judge(followed, whole.ends, part.ends, sizes)
         if found.is_proved and whole.hooked:
             return not_known(HOOKED.format(whole.hooked))
-        if found.is_proved and (whole.changes or part.changes):
+        if found.is_proved:
             bound = {name: followed.flows[number] for name, number in whole.bound.items()}
             return judge_effects(found, self.effects(), bound, self._unread(bound, whole, part))
         return found
@@ -370,25 +377,6 @@ class Separation:
             return found
         assert error is not None, "there is at least one way"
         return error
-
-
-def _worst(found: list[Separability]) -> Separability:
-    """Return the first refutation, else the first that is not known, else the proof."""
-    for wanted in (lambda each: each.is_refuted, lambda each: not each.is_proved):
-        worst = next((each for each in found if wanted(each)), None)
-        if worst is not None:
-            return worst
-    conditions = dict.fromkeys(c for each in found for c in each.conditions)
-    draws = any(each.draws for each in found)
-    tried = dict.fromkeys(name for each in found for name in each.tried)
-    overwritten = dict.fromkeys(name for each in found for name in each.overwritten)
-    return replace(
-        PROVED,
-        draws=draws,
-        conditions=tuple(conditions),
-        tried=tuple(tried),
-        overwritten=tuple(overwritten),
-    )
 
 
 def _rolled(recorded: RecordedStep) -> RecordedStep:

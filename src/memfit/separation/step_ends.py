@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_unflatten
 
 from memfit.analysis.dataflow import DataflowRecorder
 from memfit.analysis.judgement import Ends
 from memfit.job import Total
 from memfit.live_state import Change, ChangeKind, LiveState
 from memfit.session.batches import BatchLayout
+from memfit.session.leaves import leaves_of
 from memfit.session.session import Session
 
 
 def cut_batch(layout: BatchLayout, whole: Any, part: Any) -> Any:
     """Return a part of a batch as cutting it does: what has no samples is the whole batch's own."""
-    leaves, others = tree_leaves(whole), tree_leaves(part)
+    leaves, others = leaves_of(whole), leaves_of(part)
     if len(leaves) != len(others) or len(leaves) != len(layout.dims):
         return part
     found = [
@@ -50,6 +52,24 @@ def bound_tensors(
     found = dict(reached_tensors(state))
     met = {name: found[name] for name in names if name in found}
     return {name: recorder.number_of(each) for name, each in met.items() if recorder.knows(each)}
+
+
+def is_batch_norm(module: torch.nn.Module) -> bool:
+    """Return whether a module normalises by statistics of its batch, as torch's own classes do.
+
+    A subclass with a forward of its own may do anything else beside.
+    """
+    kind = type(module)
+    return isinstance(module, _BatchNorm) and module.training and kind.forward in _FORWARDS
+
+
+_FORWARDS = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)
+
+
+def batch_norms_of(model: torch.nn.Module) -> frozenset[str]:
+    """Name such modules inside a model whose forward nobody has replaced."""
+    named = ((name, each) for name, each in model.named_modules() if name and is_batch_norm(each))
+    return frozenset(name for name, each in named if "forward" not in vars(each))
 
 
 def hooked_parameter(model: torch.nn.Module) -> str:

@@ -51,6 +51,10 @@ LOOP = (
     "a loop over the samples could not be followed ({}): it has to do the same for each of them, "
     "write nothing in place, and end in torch.stack, torch.cat or a sum."
 )
+NUMBERS = (
+    "{} is a list of numbers of the samples, and what becomes of them is not followed; give them "
+    "as a tensor of the batch to have it cut."
+)
 ENDS_INSIDE = "the loss, or a gradient, belongs to single samples of a loop over them."
 HOOKED = (
     "{} has a hook that is called once its gradient is accumulated; in pieces it would be called "

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
-from memfit.errors import WeightsNotHereError
+from memfit.errors import JobFunctionError, WeightsNotHereError
 
 
 def check_weights_are_here(model: torch.nn.Module) -> None:
@@ -19,7 +20,17 @@ def check_weights_are_here(model: torch.nn.Module) -> None:
 
     Raises:
         WeightsNotHereError: if there are such weights.
+        JobFunctionError: if some have no size yet, so that no optimizer can take them.
     """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise JobFunctionError(
+                "model",
+                "",
+                f"{name} is of a lazy module that has not run, so it has no size",
+                "Have the model function run a forward under torch.no_grad() before it returns the "
+                "model.",
+            )
     absent = list(dict.fromkeys(_absent(model)))
     if absent:
         is_dispatched = any(_is_offloaded(module) for module in model.modules())

@@ -13,6 +13,7 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
+    tree_leaves,
     tree_unflatten,
 )
 
@@ -24,17 +25,19 @@ from memfit.errors import (
     UsageError,
 )
 from memfit.job import Job, expected_signature
-from memfit.session.borrowing import left_alone
-from memfit.session.leaves import leaves_of
+from memfit.session.borrowing import BATCH, left_alone
+from memfit.session.leaves import is_plain_list, leaves_of
 from memfit.virtual.tensors import as_virtual, virtual_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDim:
-    """Where a tensor of the batch counts samples: the dimension, and its entries per sample."""
+    """Where a tensor or list of a batch counts samples: the dimension, its entries per sample."""
 
     dim: int
     per_sample: int
+    is_of_numbers: bool = False
+    """Whether it is a list of numbers of the samples, such as lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class BatchLayout:
         leaves = self._leaves(batch)
         for leaf, place in zip(leaves, self.dims, strict=True):
             if place is not None:
-                return int(leaf.shape[place.dim]) // place.per_sample
+                return _extents(leaf)[place.dim] // place.per_sample
         raise AssertionError("a layout has at least one batch dimension")
 
     def split(self, batch: Any, micro_batch_size: int) -> Iterator[tuple[Any, int]]:
@@ -88,9 +91,7 @@ class BatchLayout:
         for start, end in pairwise(starts):
             count = end - start
             pieces = [
-                leaf
-                if place is None
-                else leaf.narrow(place.dim, start * place.per_sample, count * place.per_sample)
+                leaf if place is None else _part_of(leaf, place, start, count)
                 for leaf, place in zip(leaves, self.dims, strict=True)
             ]
             yield tree_unflatten(pieces, self.spec), count
@@ -108,7 +109,7 @@ class BatchLayout:
     def _leaves(self, batch: Any) -> list[Any]:
         leaves = leaves_of(_in_order(batch, self.spec))
         if len(leaves) != len(self.dims):
-            _, spec = tree_flatten(batch)
+            _, spec = tree_flatten(batch, is_leaf=is_plain_list)
             raise JobFunctionError(
                 "batch",
                 expected_signature("batch"),
@@ -159,26 +160,37 @@ def find_layout(job: Job) -> BatchLayout:
         raise JobError(msg)
     size = job.batch_size
     other = size - 1 if size > 1 else size + 1
-    leaves, spec = tree_flatten(shapes_of(job, size))
-    others, _ = tree_flatten(shapes_of(job, other))
+    batch = shapes_of(job, size)
+    leaves, spec = tree_flatten(batch, is_leaf=is_plain_list)
+    others = leaves_of(shapes_of(job, other))
+    if len(leaves) != len(others):
+        raise JobFunctionError(
+            "batch",
+            expected_signature("batch"),
+            f"batch({size}) has {len(leaves)} parts and batch({other}) has {len(others)}, so that "
+            "samples have tensors of their own",
+            "Put them into one tensor, padded or joined, with a list of lengths beside it.",
+        )
     dims = tuple(
         _batch_dim(leaf, its_other, size, other)
         for leaf, its_other in zip(leaves, others, strict=True)
     )
     if not any(dims):
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if _is_tensor(leaf))
-        raise BatchSizeIgnoredError((size, other), shapes or "no tensors")
+        raise BatchSizeIgnoredError(
+            (size, other), shapes or f"a {type(batch).__name__} in which no tensor is found"
+        )
     return BatchLayout(spec, dims)
 
 
 def shapes_of(job: Job, batch_size: int) -> Any:
     """Build a batch of fake tensors, without memory where the batch function allows it."""
     try:
-        with left_alone(job, copies_content=False), virtual_tensors() as mode:
+        with left_alone(job, copies_content=False, only=[BATCH]), virtual_tensors() as mode:
             return as_virtual(mode, job.batch(batch_size))
     except RecordingError:
         # The function looks at values: it has to be run for real.
-        with left_alone(job):
+        with left_alone(job, only=[BATCH]):
             batch = real_batch(job, batch_size)
         with virtual_tensors() as mode:
             return as_virtual(mode, batch)
@@ -189,7 +201,7 @@ def shapes_of(job: Job, batch_size: int) -> Any:
 def is_made_without_values(job: Job) -> bool:
     """Return whether batches can be made of shapes alone, so that large ones take no memory."""
     try:
-        with left_alone(job, copies_content=False), virtual_tensors():
+        with left_alone(job, copies_content=False, only=[BATCH]), virtual_tensors():
             job.batch(job.batch_size)
     except RecordingError:
         return False
@@ -217,19 +229,29 @@ def _batch_failed(error: Exception, batch_size: int) -> JobFunctionError:
 
 def _batch_dim(leaf: Any, other: Any, batch_size: int, other_batch_size: int) -> BatchDim | None:
     """Find the first dimension whose extent is a fixed multiple of the batch size."""
-    if not _is_tensor(leaf) or leaf.dim() != other.dim():
+    extents, others = _extents(leaf), _extents(other)
+    if len(extents) != len(others):
         return None
-    for dim, (extent, other_extent) in enumerate(_extents(leaf, other)):
+    for dim, (extent, other_extent) in enumerate(zip(extents, others, strict=True)):
         is_ragged = not isinstance(extent, int)  # rows of a nested tensor
         if not is_ragged and extent != other_extent and extent % batch_size == 0:
             per_sample = extent // batch_size
             if per_sample * other_batch_size == other_extent:
-                return BatchDim(dim, per_sample)
+                numbers = () if _is_tensor(leaf) else (int, float)
+                holds = any(isinstance(each, numbers) for each in tree_leaves(leaf))
+                return BatchDim(dim, per_sample, is_of_numbers=holds)
     return None
 
 
-def _extents(leaf: torch.Tensor, other: torch.Tensor) -> Sequence[tuple[int, int]]:
-    return list(zip(leaf.shape, other.shape, strict=True))
+def _extents(leaf: Any) -> Sequence[int]:
+    """Return how long a leaf is in each dimension; a list has one, a number or text none."""
+    return leaf.shape if _is_tensor(leaf) else [len(leaf)] if is_plain_list(leaf) else []
+
+
+def _part_of(leaf: Any, place: BatchDim, start: int, count: int) -> Any:
+    """Cut samples out of a leaf."""
+    start, count = start * place.per_sample, count * place.per_sample
+    return leaf.narrow(place.dim, start, count) if _is_tensor(leaf) else leaf[start : start + count]
 
 
 def _is_tensor(value: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -16,7 +18,9 @@ from memfit.devices.spec import CPU
 from memfit.errors import HeldTensorError
 from memfit.forward_state import tensors_held
 from memfit.job import Job, Total, build_optimizer
-from memfit.live_state import LiveState, Snapshot
+from memfit.live_state import LiveState
+from memfit.live_state.imports import imports_seen
+from memfit.live_state.reach import LARGE_BYTES
 from memfit.live_state.reading import contents_of, reaches, tensors_of
 from memfit.live_state.tensors import bytes_of, has_content
 from memfit.session.stand_ins import (
@@ -28,18 +32,23 @@ from memfit.session.stand_ins import (
     optimizer_tensors,
 )
 from memfit.trace.subclasses import inside_of, parts_of
-from memfit.units import MIB
 
-_LARGE_BYTES = 16 * MIB
+BATCH = "batch function"
+"""How the state that a job's functions reach is named after the one that makes batches."""
+
+Keep = Callable[[object], None]
 Lives = Callable[[torch.Tensor], bool]
 
 
 @contextmanager
-def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
+def left_alone(
+    job: Job, *, copies_content: bool = True, only: Collection[str] = ()
+) -> Iterator[None]:
     """Put back at the end whatever the job's functions have changed, and all random states.
 
     Args:
         job: whose functions are called inside.
+        only: the names of those that are, where not all are.
         copies_content: whether the content of tensors and arrays may change; false where only fake
             tensors are computed with.
 
@@ -49,14 +58,48 @@ def left_alone(job: Job, *, copies_content: bool = True) -> Iterator[LiveState]:
     Limits: the content of data sets, which only the batch function reaches and which are large, is
     taken to stay.
     """
+    with _put_back(_state_of(job, copies_content=copies_content, only=only)):
+        yield
+
+
+def _state_of(
+    job: Job,
+    leave_out: Sequence[Any] = (),
+    *,
+    copies_content: bool = True,
+    only: Collection[str] = (),
+) -> LiveState:
+    """Find what a job's functions reach; the content of data sets stays as it is."""
     functions = _functions_of(job)
-    left_out = _data_sets(job) if copies_content else contents_of(LiveState(functions))
-    state = LiveState(functions, leave_out=left_out, most_bytes=sys.maxsize)
-    begin = state.snapshot()
-    try:
-        yield state
-    finally:
-        begin.restore()
+    return LiveState(
+        {name: functions[name] for name in only or functions},
+        beside=functions.values(),
+        leave_out=[*leave_out, *(_data_sets(job) if copies_content else ())],
+        most_bytes=sys.maxsize,
+        copies_content=copies_content,
+        copied=_copied_by_numpy,
+    )
+
+
+def _copied_by_numpy(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Copy bytes where torch's allocator does not count them: a step may be measured meanwhile."""
+    return torch.from_numpy(np.concatenate([each.cpu().numpy() for each in parts]))
+
+
+@contextmanager
+def _put_back(state: LiveState) -> Iterator[Keep]:
+    """Put a state back at the end, and what was met meanwhile as it was when it was met.
+
+    Gives what is told of objects that the job's functions have made, before their code runs.
+    """
+    with ExitStack() as stack:
+        stack.callback(state.snapshot().restore)
+
+        def keep(made: object, modules: Sequence[ModuleType] = ()) -> None:
+            stack.callback(state.snapshot_behind(made, modules).restore)
+
+        with imports_seen(state.own_packages, lambda module: keep(None, [module])):
+            yield keep
 
 
 @contextmanager
@@ -86,8 +129,9 @@ def borrowed_to_record(
             isinstance(part, FakeTensor) and part.fake_mode is mode for part in parts_of(tensor)
         )
 
-    with left_alone(job, copies_content=False) as state:
-        loan = _Loan(job, StandIns(_fake_memory), lives, state)
+    state = _state_of(job, copies_content=False)
+    with _put_back(state) as keep:
+        loan = _Loan(job, StandIns(_fake_memory), lives, state, keep)
         loan.make_moved = partial(_fake_memory, device_type=device_type)
         loan.refuses_living = builds_model
         try:
@@ -110,26 +154,23 @@ def borrowed_to_run(job: Job) -> Iterator[Job]:
     # Held on to, so that no identity is given to another tensor.
     before = living(torch.Tensor, torch.optim.Optimizer)
     known = {id(each) for each in before}
-    left_out = [*_large(before), *_data_sets(job)]
-    state = LiveState(_functions_of(job), leave_out=left_out, most_bytes=sys.maxsize)
-    begin = state.snapshot()
+    state = _state_of(job, [*_large(before)])
     copies = _Copies()
-    loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state)
-    loan.keeps_others = True
-    try:
-        yield loan.job
-    finally:
-        loan.end()
-        copies.put_back()
-        begin.restore()
-        before.clear()
+    with _put_back(state) as keep:
+        loan = _Loan(job, StandIns(copies), lambda tensor: id(tensor) in known, state, keep)
+        loan.keeps_others = True
+        try:
+            yield loan.job
+        finally:
+            loan.end()
+            copies.put_back()
+            before.clear()
 
 
 @contextmanager
 def code_left_alone(name: str, code: object) -> Iterator[None]:
     """Put back at the end what any code has bound anew while it was recorded."""
-    roots = {name: code}
-    begin = LiveState(roots, leave_out=contents_of(LiveState(roots))).snapshot()
+    begin = LiveState({name: code}, copies_content=False).snapshot()
     try:
         yield
     finally:
@@ -140,23 +181,23 @@ def _data_sets(job: Job) -> list[Any]:
     """List large tensors and arrays that only the batch function reaches."""
     functions = _functions_of(job)
     all_content = contents_of(LiveState(functions))
-    del functions["batch function"]
+    del functions[BATCH]
     used = {id(each) for each in contents_of(LiveState(functions))}
     return [each for each in all_content if _is_large(each) and id(each) not in used]
 
 
 def _is_large(content: Any) -> bool:
     if isinstance(content, torch.Tensor):
-        return content.numel() * content.element_size() > _LARGE_BYTES
-    return bool(content.nbytes > _LARGE_BYTES)
+        return content.numel() * content.element_size() > LARGE_BYTES
+    return bool(content.nbytes > LARGE_BYTES)
 
 
 def _functions_of(job: Job) -> dict[str, object]:
     return {
+        "loss": job.loss,
         "model function": job.model,
         "optimizer function": job.optimizer,
-        "batch function": job.batch,
-        "loss": job.loss,
+        BATCH: job.batch,
     }
 
 
@@ -172,12 +213,16 @@ def _large(objects: Iterable[Any]) -> Iterator[torch.Tensor]:
 class _Loan:
     """Call a job's functions, with stand-ins for what lives in all that they return."""
 
-    def __init__(self, job: Job, stand_ins: StandIns, lives: Lives, state: LiveState) -> None:
+    def __init__(
+        self, job: Job, stand_ins: StandIns, lives: Lives, state: LiveState, keep: Keep
+    ) -> None:
         self._job = job
         self._stand_ins = stand_ins
         self._lives = lives
         self._state = state
-        self._begins: list[Snapshot] = []
+        self._keep = keep
+        self._begins = ExitStack()
+        self._has_run = False
         self._unwatched: list[torch.nn.Module] = []
         self._has_waiting = False
         self._others: list[tuple[torch.Tensor, Any]] = []
@@ -192,8 +237,7 @@ class _Loan:
     def end(self) -> None:
         """Put everything back that lives."""
         self._stand_ins.put_back()
-        for begin in reversed(self._begins):
-            begin.restore()
+        self._begins.close()
         with torch.no_grad():
             for tensor, content in self._others:
                 bytes_of(tensor).copy_(torch.from_numpy(content))
@@ -209,6 +253,7 @@ class _Loan:
             self._replace(made.named_buffers(), may_go=True, make=self.make_moved)
             self._replace(module_tensors(made), may_go=True)
             self._unwatched.append(made)
+        self._keep(made)
         return made
 
     def _check_not_sharded(self, model: torch.nn.Module) -> None:
@@ -247,6 +292,7 @@ class _Loan:
             states = [each for each in optimizer_tensors(made) if each[1].dim()]
             self._replace(states, make=self.make_moved)
             self._replace(optimizer_tensors(made))
+        self._keep(made)
         self._stand_ins.settle()
         if self.keeps_others:
             self._keep_others()
@@ -255,6 +301,9 @@ class _Loan:
     def _loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | Total:
         if self._has_waiting:
             self._let_go()
+        if not self._has_run:
+            self._has_run = True
+            self._keep(batch)
         value = self._job.loss(model, batch)
         if self._unwatched:
             self._let_go()
@@ -277,10 +326,13 @@ class _Loan:
         """Keep what lives and cannot be reached from the job's functions."""
         living = [tensor for _, tensor in tensors if self._lives(tensor)]
         if living and not reaches(self._state, made):
-            roots = {name: made}
-            left_out = living if self.keeps_others else contents_of(LiveState(roots))
-            state = LiveState(roots, leave_out=left_out, most_bytes=sys.maxsize)
-            self._begins.append(state.snapshot())
+            state = LiveState(
+                {name: made},
+                leave_out=living,
+                most_bytes=sys.maxsize,
+                copies_content=self.keeps_others,
+            )
+            self._begins.callback(state.snapshot().restore)
 
     def _replace(
         self, tensors: NamedTensors, *, may_go: bool = False, make: Maker | None = None

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
+_LISTS = (list, tuple)
 _SCALARS = frozenset({bool, int, float, str, bytes, type(None)})
 
 
 def leaves_of(batch: Any) -> list[Any]:
-    """List the leaves of a pytree, in its order."""
+    """List the leaves of a pytree, in its order; a list of no tensors is one of them."""
     kind = type(batch)
     if kind in _SCALARS or isinstance(batch, torch.Tensor):
         return [batch]
@@ -25,14 +26,22 @@ def leaves_of(batch: Any) -> list[Any]:
     elif kind is list or is_plain_tuple(kind):
         children = batch
     else:
-        return tree_leaves(batch)
-    leaves = []
+        return tree_leaves(batch, is_leaf=is_plain_list)
+    leaves: list[Any] = []
     for child in children:
         if isinstance(child, torch.Tensor):
             leaves.append(child)
         else:
             leaves += leaves_of(child)
-    return leaves
+    has_none = kind in _LISTS and not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    return [batch] if has_none else leaves
+
+
+def is_plain_list(value: Any) -> bool:
+    """Return whether a value is a list or tuple of anything but tensors, such as lengths."""
+    return type(value) in _LISTS and not any(
+        isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value)
+    )
 
 
 def is_plain_tuple(kind: type) -> bool:

@@ -27,7 +27,7 @@ def live_state_of(
         gradients: whether ``.grad`` belongs to the state.
         most_bytes: how much content of tensors is copied at most.
     """
-    left_out = () if copies_parameters else [*_kept_by_others(session)]
+    left_out = () if copies_parameters else [*kept_by_others(session)]
     roots = roots_of(session)
     return LiveState(roots, leave_out=left_out, gradients=gradients, most_bytes=most_bytes)
 
@@ -46,7 +46,8 @@ def roots_of(session: Session, job: Job | None = None) -> dict[str, object]:
     }
 
 
-def _kept_by_others(session: Session) -> Iterator[torch.Tensor]:
+def kept_by_others(session: Session) -> Iterator[torch.Tensor]:
+    """Yield parameters and optimizer states."""
     yield from session.model.parameters()
     for state in session.optimizer.state.values():
         if isinstance(state, dict):

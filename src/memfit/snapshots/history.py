@@ -261,16 +261,12 @@ def _is_want(
         return False
     if following.action == "oom":
         return end == until
-    if following.action not in TAKEN or _names_empty_cache(entries[index].frames):
+    if following.action not in TAKEN or any(
+        isinstance(frame, dict) and frame.get("name") == "empty_cache"
+        for frame in entries[index].frames[:_MOST_FRAMES]
+    ):
         return False
     return reserved_bytes + following.num_bytes > limit_bytes
-
-
-def _names_empty_cache(frames: Sequence[Frame]) -> bool:
-    return any(
-        isinstance(frame, dict) and frame.get("name") == "empty_cache"
-        for frame in frames[:_MOST_FRAMES]
-    )
 
 
 def segment_bytes_for(request_bytes: int, large_segment_bytes: int) -> int:

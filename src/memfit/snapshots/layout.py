@@ -72,11 +72,6 @@ class Layout:
         self._walls: dict[int, int] = {}
         """Addresses where a segment from cudaMalloc begins or ends: nothing is merged across."""
 
-    def free_stretches(self) -> Iterator[Stretch]:
-        """Yield what is free, unordered."""
-        for address, (num_bytes, region) in self._free.items():
-            yield Stretch(address=address, num_bytes=num_bytes, region=region)
-
     def runs(self) -> Iterator[tuple[Region, list[Piece]]]:
         """Yield each segment, or mapped stretch, as its pieces from end to end."""
         pieces = [

@@ -185,7 +185,7 @@ class Strategy(abc.ABC):
             each.name: each.default for each in fields(self) if each.name in self.quiet_settings
         }
         texts = {
-            key: _text(value)
+            key: (" ".join(value) if isinstance(value, (list, tuple)) else str(value))
             for key, value in self.settings().items()
             if key not in usual or value != usual[key]
         }
@@ -215,11 +215,6 @@ class Strategy(abc.ABC):
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise StrategyError(cls.name, f"{error}.") from None
-
-
-def _text(value: Any) -> str:
-    """Write a setting: lists as their words, and nothing for an empty one."""
-    return " ".join(value) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _read(strategy: str, key: str, value: Any, wanted: Any) -> Any:
@@ -376,9 +371,7 @@ class AbstractSplitting(Strategy):
     def settle(self, separation: Separation | None, found: Separability) -> None:
         """Keep what a trial has shown of pieces of this size."""
         if separation is not None:
-            separation.settle(
-                self.micro_batch_size, found, given_statistics=self.takes_statistics_as_given
-            )
+            separation.settled[self.micro_batch_size, self.takes_statistics_as_given] = found
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse steps that mix the samples of different pieces."""

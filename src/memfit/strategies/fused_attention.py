@@ -242,7 +242,11 @@ def _layers(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
     fused = {
         id(child)
         for parent in model.modules()
-        if _asks_for_no_weights(parent)
+        if any(
+            isinstance(parent, layer)
+            and all(getattr(type(parent), method) is getattr(layer, method) for method in methods)
+            for layer, methods in _ASK_FOR_NO_WEIGHTS
+        )
         for child in parent.children()
     }
     return {
@@ -253,14 +257,6 @@ def _layers(model: nn.Module) -> dict[str, nn.MultiheadAttention]:
         and "forward" not in vars(module)
         and id(module) not in fused
     }
-
-
-def _asks_for_no_weights(module: nn.Module) -> bool:
-    return any(
-        isinstance(module, layer)
-        and all(getattr(type(module), method) is getattr(layer, method) for method in methods)
-        for layer, methods in _ASK_FOR_NO_WEIGHTS
-    )
 
 
 def _pretrained_class() -> Any:

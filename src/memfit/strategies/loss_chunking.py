@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Self
 
+from memfit.analysis.separability import PROVED, Separability, worst_of
 from memfit.losses.chunking import StreamableLoss, chunked, noted_losses
 from memfit.session.session import Session
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
@@ -25,13 +26,18 @@ class StreamableCandidates:
     """The most candidates; 0 without such a loss, None where no step has been seen yet."""
     smallest_chunk: int = 1
     """The fewest of them that are worth streaming at a time."""
+    separability: Separability = PROVED
+    """Whether each loss treats its candidates one by one: the worst that is known of any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossChunking(Strategy):
-    """Stream the losses of memfit.losses over chunks of candidates, exactly.
+    """Stream the losses of memfit.losses over chunks of candidates.
 
-    Scores of batch x candidates are never stored; each chunk is computed again in backward.
+    Scores of batch x candidates are never stored; each chunk is computed again in backward. That is
+    exact where candidates are treated one by one. What a loss does to them with functions of the
+    job's own (``prepare`` and ``terms`` of softmax_mean, the kernels of a mixture) is followed
+    candidate by candidate: what mixes them is refused, and what cannot be followed is unproved.
 
     Limits: acts only on losses that are computed by memfit.losses.
     Source: the loss is a sum over candidates, so its gradient is too; the derivation is in
@@ -69,10 +75,20 @@ class LossChunking(Strategy):
             num_candidates //= divisor
 
     def obstacle(self, facts: JobFacts) -> str | None:
-        """Refuse steps without a streamable loss."""
-        if facts.of(StreamableCandidates).most != 0:
-            return None
-        return "the loss is not computed by memfit.losses, so there is nothing to stream."
+        """Refuse steps without a streamable loss, and losses in which candidates meet."""
+        known = facts.of(StreamableCandidates)
+        if known.most == 0:
+            return "the loss is not computed by memfit.losses, so there is nothing to stream."
+        if known.separability.is_refuted:
+            return f"candidates meet before they are scored: {known.separability.sentence}."
+        return None
+
+    def numerics_for(self, facts: JobFacts) -> Numerics:
+        """Chunks draw other random numbers; what could not be followed is unproved."""
+        found = facts.of(StreamableCandidates).separability
+        if not found.is_proved:
+            return Numerics.UNPROVED
+        return Numerics.SAME_IN_LAW if found.draws else Numerics.EXACT
 
     def apply(self, session: Session) -> Undo:
         """Set the chunk size around forward and loss."""
@@ -84,4 +100,5 @@ def _largest(losses: Sequence[StreamableLoss]) -> StreamableCandidates:
     largest = max(losses, key=lambda loss: loss.num_candidates, default=None)
     if largest is None:
         return StreamableCandidates(0)
-    return StreamableCandidates(largest.num_candidates, largest.smallest_chunk)
+    found = worst_of([loss.separability for loss in losses])
+    return StreamableCandidates(largest.num_candidates, largest.smallest_chunk, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +22,6 @@ from memfit.journal.plain_yaml import parsed_yaml
 from memfit.journal.plan_words import KnownPlan
 from memfit.strategies import CATALOGUE, build_strategy
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
-from memfit.strategies.compatibility import clash
 from memfit.strategies.data_parallel import AbstractDataParallel
 from memfit.strategies.evidence import Evidence
 from memfit.strategies.facts import JobFacts
@@ -92,6 +91,16 @@ class Plan:
         """Sum up the strategies with their settings, the same in every process."""
         return zlib.crc32("\n".join(self.labels()).encode())
 
+    def numerics_for(self, facts: JobFacts) -> Numerics:
+        """Return what the plan claims: what its worst member does to the results of a job.
+
+        Of pieces that cannot be followed that is what a trial has shown when the plan was made.
+        """
+        worst = worst_numerics(self.strategies, facts)
+        if worst is Numerics.UNPROVED and self.proof in (Evidence.PROVED, Evidence.TRIAL):
+            return self.numerics
+        return worst
+
     def with_prediction(self, prediction: Prediction) -> Self:
         """Return the same plan with another prediction."""
         return replace(self, prediction=prediction)
@@ -114,7 +123,10 @@ class Plan:
     def to_yaml(self) -> str:
         """Return the plan as the text of its file."""
         stream = io.StringIO()
-        _yaml().dump(self.to_json(), stream)
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # untyped attribute
+        yaml.dump(self.to_json(), stream)
         return stream.getvalue()
 
     def save(self, path: str | Path) -> None:
@@ -125,8 +137,8 @@ class Plan:
     def load(cls, path: str | Path) -> Self:
         """Read a plan written by ``save`` or by hand.
 
-        Its prediction is kept where it is about these strategies, and left out where they were
-        changed by hand.
+        Its prediction and its proof are kept where they are about these strategies, and left out
+        where those were changed by hand.
 
         Raises:
             PlanFileError: if the file is missing, is no plan, or has unknown strategies.
@@ -153,9 +165,10 @@ class Plan:
             strategies = _strategies(content.get("strategies"))
             ladder = [_strategies(rung) for rung in content.get("ladder") or []]
             numerics = _numerics(content.get("numerics"), strategies, where)
-            proof = None if content.get("proof") is None else Evidence(content["proof"])
-            reasons = tuple(str(reason) for reason in content.get("reasons") or ())
             prediction = _prediction(content.get("prediction"), strategies)
+            is_changed = prediction is None and content.get("prediction") is not None
+            proof = None if is_changed else content.get("proof") and Evidence(content["proof"])
+            reasons = tuple(str(reason) for reason in content.get("reasons") or ())
             ranks = _ranks(content.get("ranks"))
         except (StrategyError, ValueError, KeyError, TypeError) as error:
             raise PlanFileError(where, str(error).rstrip(".")) from None
@@ -275,8 +288,28 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def _yaml() -> YAML:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # untyped attribute
-    return yaml
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Two strategies that exclude each other, and a clause that says why."""
+
+    first: str
+    second: str
+    reason: str
+
+
+def _rules() -> Iterator[_Rule]:
+    """Yield what strategies exclude; the one that is shown first is named first."""
+    names = [strategy.name for strategy in CATALOGUE]
+    for strategy in CATALOGUE:
+        for other, reason in strategy.excludes.items():
+            first, second = sorted((strategy.name, other), key=names.index)
+            yield _Rule(first, second, reason)
+
+
+RULES: tuple[_Rule, ...] = tuple(_rules())
+
+
+def clash(names: Iterable[str]) -> _Rule | None:
+    """Return the first rule that a combination breaks; None if it breaks none."""
+    present = set(names)
+    return next((rule for rule in RULES if {rule.first, rule.second} <= present), None)

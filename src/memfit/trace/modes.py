@@ -7,20 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit.errors import RecordingError
 from memfit.trace.subclasses import is_left_to_a_class
 
 _DEVICE = torch.ops.prim.device.default
+_PLAINLY = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 class OperatorMode(TorchDispatchMode):
     """See the operators, those of autograd's backward among them.
 
     Those on a wrapper, such as a DTensor, are left to its class; what that does to the tensors
-    inside is seen. Questions for the device of a tensor are not.
+    inside is seen. Questions for the device of a tensor are not. An operator that takes functions,
+    such as flex attention, is seen as the operators that it consists of where nothing compiles it.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +39,10 @@ class OperatorMode(TorchDispatchMode):
             return func(*args) if told is None else told(args[0])
         if is_left_to_a_class(types):
             return self._leave(args, kwargs or {})
+        if isinstance(func, HigherOrderOperator):
+            _check_gradients(func, args)
+            with self:
+                return func.py_kernels[_PLAINLY](*args, **(kwargs or {}))
         return self._dispatch(func, args, kwargs or {})
 
     def _leave(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
@@ -42,6 +52,24 @@ class OperatorMode(TorchDispatchMode):
     @abc.abstractmethod
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator, and return what it returns."""
+
+
+def _check_gradients(func: HigherOrderOperator, args: Sequence[Any]) -> None:
+    """Refuse functions with trained tensors of their own: the compiler alone finds those.
+
+    Raises:
+        RecordingError: if a function that an operator is given has one.
+    """
+    for graph in args:
+        if not isinstance(graph, torch.nn.Module):
+            continue
+        for tensor in (*graph.parameters(), *vars(graph).values()):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                raise RecordingError(
+                    f"a function given to {func} uses a tensor of shape {tuple(tensor.shape)} that "
+                    "requires gradients, and these are not followed through it",
+                    "Detach it there to predict the rest, or use `memfit measure` on the GPU.",
+                )
 
 
 class Follower(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.utils.flop_counter import flop_registry
 from memfit.trace.collectives import Exchange, exchange_of
 from memfit.trace.events import Operation, Phase
 from memfit.trace.subclasses import parts_of
-from memfit.trace.uncounted_flops import UNCOUNTED
 
 _NO_WORK = ("prim", "profiler")  # questions about a tensor (its device) and marks in a profile
 
@@ -25,6 +25,10 @@ _LOOK_UPS = ("embedding", "index", "index_select", "gather", "nll_loss_forward")
 _NO_EXCHANGE = Exchange(0, 0, 1)
 _DROPOUT_RATES = ("dropout_p", "dropout")
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_MULTIPLY_ADD = 2
+"""Operations of a product of two numbers that is added to a sum."""
+_BACKWARD = 2
+"""Backward multiplies twice: for the gradient of the input and for that of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,12 @@ class _Kind:
 @functools.cache
 def _kind(func: Any) -> _Kind:
     packet = getattr(func, "overloadpacket", func)
+    count: Callable[..., int] | None = flop_registry.get(packet) or _UNCOUNTED.get(packet)
     return _Kind(
         name=str(packet).removeprefix("aten."),
         is_free=getattr(func, "is_view", False) or getattr(func, "namespace", "") in _NO_WORK,
-        count_flops=_count_of(packet),
+        count_flops=count,
     )
-
-
-def _count_of(packet: Any) -> Callable[..., int] | None:
-    count: Callable[..., int] | None = flop_registry.get(packet) or UNCOUNTED.get(packet)
-    return count
 
 
 def describe(
@@ -175,3 +175,52 @@ def _moved_bytes(
 def _bytes_beside_rows(tensors: Sequence[torch.Tensor]) -> int:
     rows_bytes = _num_bytes(with_memory([tensor for tensor in tensors if tensor.is_sparse]))
     return sum(min(_num_bytes(with_memory(tensor)), rows_bytes) for tensor in tensors)
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Count scores and their sum of values, as torch does: a causal mask saves nothing."""
+    return _pairs(query, key) * int(query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(
+    _gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
+) -> int:
+    """Count the scores once more, and two products for each of forward's."""
+    return _pairs(query, key) * int(3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _pairs(query: Any, key: Any) -> int:
+    """Return twice the number of scores; heads of queries may share those of keys."""
+    return _MULTIPLY_ADD * int(prod(query.shape[:-1])) * int(key.shape[-2])
+
+
+def _layer(inputs: Any, first: Any, second: Any, *_: Any, **__: Any) -> int:
+    """Count a layer whose weights are given one by one: those of the input, and the state's."""
+    return _recurrent(inputs, (first, second))
+
+
+def _layers(inputs: Any, weights: Sequence[Any], *_: Any, **__: Any) -> int:
+    """Count layers whose weights, and biases among them, are given as a list."""
+    return _recurrent(inputs, weights)
+
+
+def _recurrent(inputs: Any, weights: Sequence[Any]) -> int:
+    num_steps = int(prod(inputs.shape[:-1]))
+    num_weights = sum(int(each.numel()) for each in weights if each.dim() > 1)
+    return _MULTIPLY_ADD * num_steps * num_weights
+
+
+def _twice(count: Callable[..., int]) -> Callable[..., int]:
+    return lambda *args, **kwargs: _BACKWARD * count(*args, **kwargs)
+
+
+_aten = torch.ops.aten
+_UNCOUNTED: Mapping[Any, Callable[..., int]] = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    _aten.mkldnn_rnn_layer: _layer,
+    _aten.mkldnn_rnn_layer_backward: _twice(_layer),
+    _aten._cudnn_rnn: _layers,
+    _aten._cudnn_rnn_backward: _twice(_layers),
+}
+"""By operator: how many operations a call with these arguments takes."""

@@ -6,8 +6,10 @@ up here; the events are replayed later under the rules of an allocator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -28,13 +30,13 @@ from memfit.trace.events import (
     trace_of_step,
 )
 from memfit.trace.lent_memory import memory_of
-from memfit.trace.live_storages import LiveStorages
 from memfit.trace.modes import Follower, OperatorMode
 from memfit.trace.modules import ModuleTracker, Place
 from memfit.trace.operators import changed_tensors, describe, tensors_in, with_memory
 from memfit.trace.origins import line_of_caller, line_of_user, origins_noted
 from memfit.trace.owners import Owned as Owned
 from memfit.trace.owners import Owners
+from memfit.trace.progress import WHO_IS_TOLD
 from memfit.trace.purposes import purposes_heard, purposes_of
 from memfit.trace.repetition import ForwardStart
 from memfit.trace.resizing import hold_whole_storage, resizes_seen
@@ -77,10 +79,11 @@ class Recorder(OperatorMode):
         self.follower: Follower | None = None
         self.hidden = hidden or CpuKernels()
         self._tell_beside = beside
+        self._tell_progress = WHO_IS_TOLD.get()
         self._fake_mode: Any = None
         self._watches = ExitStack()
         events = self.history.events  # not through self: a cycle would keep histories for long
-        self.live = LiveStorages(lambda index: events.append(-1 - index))
+        self.live = _LiveStorages(lambda index: events.append(-1 - index))
         self.phase = Phase.SETUP
         self._phase_born: list[int] = []
         self._is_paused = False
@@ -171,7 +174,13 @@ class Recorder(OperatorMode):
     def enter_phase(self, phase: Phase) -> None:
         """Say that another part of the step begins."""
         if phase is Phase.BACKWARD:
-            self._mark_saved()
+            # What forward made and backward still holds are saved activations.
+            for key in self._phase_born:
+                live = self.live.of_key(key)
+                if live is not None:
+                    allocation = self.history.allocations[live.index]
+                    if (allocation.phase, allocation.category) == _LEFT_BY_FORWARD:
+                        allocation.category = Category.SAVED_ACTIVATIONS
         self._claim()
         if phase is Phase.FORWARD:
             self.forward_starts.append(ForwardStart.at_end_of(self.history))
@@ -204,6 +213,7 @@ class Recorder(OperatorMode):
         operation.changes = self.live.allocations_of(with_memory([*changed_tensors(func, args)]))
         operation.first_event = len(self.history.events)
         self.history.operations.append(operation)
+        self._tell_progress(len(self.history.operations))
         before, scratch = self.hidden.around(func, args, kwargs, out)
         for num_bytes in before:
             self._keep(num_bytes, operation.name, place)
@@ -315,15 +325,6 @@ class Recorder(OperatorMode):
             self.history.extras.append(extra)
         self.history.events += [-1 - index for index in reversed(indices)]
 
-    def _mark_saved(self) -> None:
-        """Call what forward made and backward still holds saved activations."""
-        for key in self._phase_born:
-            live = self.live.of_key(key)
-            if live is not None:
-                allocation = self.history.allocations[live.index]
-                if (allocation.phase, allocation.category) == _LEFT_BY_FORWARD:
-                    allocation.category = Category.SAVED_ACTIVATIONS
-
     def _claim(self) -> None:
         """Give every storage with a known owner its category, its module and its line."""
         for owned in self.owners():
@@ -368,3 +369,64 @@ class Recorder(OperatorMode):
             live = self.live.of(part)
             if live is not None:
                 yield self.history.allocations[live.index]
+
+
+@dataclass(slots=True)
+class _Live:
+    """A storage that is alive: its number of bytes, its place in the trace and its death watch."""
+
+    num_bytes: int
+    index: int
+    watch: weakref.ref[Any]
+    is_a_modules: bool
+    """Whether a module was running when it was made."""
+
+
+class _LiveStorages:
+    """Know what is alive, and tell of whatever ends.
+
+    Args:
+        tell_ended: is given the allocation of a storage that has died.
+    """
+
+    def __init__(self, tell_ended: Callable[[int], None]) -> None:
+        self._tell_ended = tell_ended
+        self._of_key: dict[int, _Live] = {}
+
+    def of(self, tensor: torch.Tensor) -> _Live | None:
+        """Return what is known of a tensor's memory; None if that is nothing."""
+        return self._of_key.get(memory_of(tensor)._cdata)
+
+    def of_storage(self, storage: torch.UntypedStorage) -> _Live | None:
+        """Return what is known of a storage."""
+        return self._of_key.get(storage._cdata)
+
+    def of_key(self, key: int) -> _Live | None:
+        """Return what is known of a storage by its key; None if it has ended."""
+        return self._of_key.get(key)
+
+    def allocations(self) -> set[int]:
+        """Return the allocations of all that is alive."""
+        return {live.index for live in self._of_key.values()}
+
+    def allocations_of(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+        """Return the allocations that known tensors lie in, each once."""
+        found: dict[int, None] = {}
+        for tensor in tensors:
+            live = self._of_key.get(memory_of(tensor)._cdata)
+            if live is not None:
+                found[live.index] = None
+        return tuple(found)
+
+    def add(self, storage: torch.UntypedStorage, index: int, *, is_a_modules: bool = False) -> int:
+        """Have a storage stand for an allocation until it dies; return its key."""
+        key: int = storage._cdata
+        watch = weakref.ref(storage, lambda _: self.end(key))
+        self._of_key[key] = _Live(storage.nbytes(), index, watch, is_a_modules)
+        return key
+
+    def end(self, key: int) -> None:
+        """Forget a storage, and tell that it has ended."""
+        live = self._of_key.pop(key, None)
+        if live is not None:
+            self._tell_ended(live.index)

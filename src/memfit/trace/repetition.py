@@ -225,7 +225,13 @@ class _Lengthening:
             index = names.get(index, index)
             made.events.append(index if event >= 0 else -1 - index)
         made.operations += [
-            _renamed(operation, names, by_event)
+            replace(
+                operation,
+                reads=tuple(names.get(each, each) for each in operation.reads),
+                writes=tuple(names.get(each, each) for each in operation.writes),
+                changes=tuple(names.get(each, each) for each in operation.changes),
+                first_event=operation.first_event + by_event,
+            )
             for operation in _of(history.operations, piece.operations)
         ]
 
@@ -244,16 +250,6 @@ class _Lengthening:
 
 def _of(items: Sequence[T], places: range) -> Sequence[T]:
     return items[places.start : places.stop]
-
-
-def _renamed(operation: Operation, names: dict[int, int], by_event: int) -> Operation:
-    return replace(
-        operation,
-        reads=tuple(names.get(each, each) for each in operation.reads),
-        writes=tuple(names.get(each, each) for each in operation.writes),
-        changes=tuple(names.get(each, each) for each in operation.changes),
-        first_event=operation.first_event + by_event,
-    )
 
 
 def _moved_calls(

@@ -16,7 +16,7 @@ from memfit.session.deterministic_draws import DeterministicDraws
 from memfit.session.evaluation_mode import evaluation_notes
 from memfit.strategies.base import Numerics
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.plan import Plan, worst_numerics
+from memfit.strategies.plan import Plan
 from memfit.verification.job_steps import JobSteps
 from memfit.verification.result import UNPROVED, Verification
 from memfit.verification.steps import Errors, compare, slope_error
@@ -82,13 +82,17 @@ class Verifier:
 
     def verify(self, plan: Plan, dtype: torch.dtype | None = None) -> Verification:
         """Compare a plan with no plan; see ``memfit.verify``."""
-        _check_that_it_acts(plan, self._steps.num_samples)
+        split = plan.splitting
+        if split is not None and split.micro_batch_size >= self._steps.num_samples:
+            raise NothingToVerifyError(
+                split.label(), self._steps.num_samples, split.micro_batch_size
+            )
         with left_alone(self._job):
             self._steps.begin_anew()
             return self._verify(plan, dtype)
 
     def _verify(self, plan: Plan, dtype: torch.dtype | None) -> Verification:
-        claimed = worst_numerics(plan.strategies, self.facts)
+        claimed = plan.numerics_for(self.facts)
         notes = evaluation_notes(self.facts.modules_in_evaluation)
         notes += (f"{name} holds what one piece leaves there" for name in self._overwritten(plan))
         lacking = [*self._steps.lacking]
@@ -252,17 +256,6 @@ class _Remarks:
     notes: list[str]
     lacking: list[str]
     """Why it is no proof."""
-
-
-def _check_that_it_acts(plan: Plan, num_samples: int) -> None:
-    """Refuse a trial in which a batch would not be split at all.
-
-    Raises:
-        NothingToVerifyError: if micro-batches are no smaller than the batch.
-    """
-    split = plan.splitting
-    if split is not None and split.micro_batch_size >= num_samples:
-        raise NothingToVerifyError(split.label(), num_samples, split.micro_batch_size)
 
 
 def _earned(

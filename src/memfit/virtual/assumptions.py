@@ -16,10 +16,15 @@ import torch
 from memfit.figures import Answer
 from memfit.trace.origins import line_of_caller
 
+Turned = Sequence[tuple[tuple[str, str], float]]
 Counts = Mapping[tuple[str, str], int]
 """How often something was answered, by its line and what was asked."""
-_MOST_EQUAL_ANSWERS = 1000
-"""Truths in a row at one line: code that asks until it hears another gets another."""
+_VALUES = {
+    torch.bool: (True, False),
+    torch.float32: (1.0, 1e-30, 500.0),
+    torch.int64: (1, 0, 100),
+}
+"""What single values are taken for: as is likely, then what sends branches another way."""
 _SPARSE = "sparse gradients"
 """In the place of a line: an optimizer asks, which is nobody's code here."""
 _ATEN = torch.ops.aten
@@ -31,10 +36,17 @@ class Assumptions:
     Args:
         is_skewed: whether routing and masks are as uneven as they can be, rather than balanced:
             the bound above of what depends on them.
+        turned: single values that are answered otherwise, by their line and what is asked.
+        most_equal: how often a line hears the same value: code that asks until it hears another
+            gets another.
     """
 
-    def __init__(self, *, is_skewed: bool = False) -> None:
+    def __init__(
+        self, *, is_skewed: bool = False, turned: Turned = (), most_equal: int = 1000
+    ) -> None:
         self.is_skewed = is_skewed
+        self._most_equal = most_equal
+        self._turned = dict(turned)
         self._answers: dict[tuple[str, str], Answer] = {}
 
     @property
@@ -50,7 +62,7 @@ class Assumptions:
     def stay_equal(self, given: Counts) -> bool:
         """Return whether all would be answered as before if so many were asked for once more."""
         counts = self.counts
-        return all(counts[key] + times <= _MOST_EQUAL_ANSWERS for key, times in given.items())
+        return all(counts[key] + times <= self._most_equal for key, times in given.items())
 
     def count_again(self, given: Counts) -> None:
         """Count answers as given so many times more."""
@@ -65,12 +77,16 @@ class Assumptions:
 
     def number(self, tensor: torch.Tensor) -> float | int | bool:
         """Return the value of a tensor of one element."""
-        if tensor.dtype is torch.bool:
-            times = self.note("truth", "True")
-            return times % (_MOST_EQUAL_ANSWERS + 1) != 0
-        given = 1.0 if tensor.is_floating_point() else 1
-        self.note("number", str(given))
-        return given
+        kind = "truth" if tensor.dtype is torch.bool else "number"
+        is_truth, is_float = kind == "truth", tensor.is_floating_point()
+        values = _VALUES[torch.bool if is_truth else torch.float32 if is_float else torch.int64]
+        line = line_of_caller()
+        given = self._turned.get((line, kind), values[0])
+        times = self.note(kind, str(given), line=line)
+        rounds, is_equal = divmod(times, self._most_equal + 1)
+        if is_equal:
+            return given
+        return [each for each in values if each != given][(rounds - 1) % (len(values) - 1)]
 
     def values(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return values for a whole tensor, on the host."""
@@ -143,6 +159,14 @@ class Assumptions:
             width = shape[-1] if shape else 1
             flat = flat % max(1, width)
         return (flat % max(1, num_choices)).reshape(tuple(shape))
+
+
+def other_values(answer: Answer) -> Sequence[float]:
+    """Return what else could be answered for a single value; nothing for other answers."""
+    if answer.operator not in ("truth", "number"):
+        return ()
+    groups = (each for each in _VALUES.values() if answer.given in map(str, each))
+    return [value for group in groups for value in group if str(value) != answer.given]
 
 
 def _is_not_finite(value: object) -> bool:

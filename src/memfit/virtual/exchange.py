@@ -80,7 +80,9 @@ def refuse_if_an_optimizer_holds(name: str, parameter: torch.Tensor, reason: str
     for each in gc.get_objects():
         if not issubclass(type(each), torch.optim.Optimizer):
             continue
-        if any(held is parameter for group in each.param_groups for held in group["params"]):
+        # One whose class raised before it had groups may live on, in a traceback for example.
+        groups = getattr(each, "param_groups", ())
+        if any(held is parameter for group in groups for held in group["params"]):
             raise RecordingError(
                 f"{type(each).__name__} holds {name} of shape {tuple(parameter.shape)}, which "
                 f"cannot move or change its dtype under its identity ({reason}), so the optimizer "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -72,7 +73,9 @@ def _enter(stack: ExitStack) -> None:
         stack.enter_context(patch.object(library.nn.modules, _REPACK, _refuse_to_repack))
     if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         registered = stack.enter_context(torch.library._scoped_library(_LIBRARY, "IMPL"))
-        registered.impl("gemm_4bit", _multiply, _KEY)
+        with warnings.catch_warnings():  # torch says once that this overrides a kernel
+            warnings.simplefilter("ignore")
+            registered.impl("gemm_4bit", _multiply, _KEY)
 
 
 def _refuse_to_repack(*_args: Any) -> Any:

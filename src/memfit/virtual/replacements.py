@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 from torch.utils import flop_counter
 from torch.utils._mode_utils import no_dispatch
 
@@ -52,6 +53,8 @@ def replacements(*, disguised: bool) -> Iterator[Any]:
         yield patch.object(module, "set_rng_state", _drop_state)
     yield patch.object(torch.Tensor, "numpy", _array_of)
     yield patch.object(FakeTensor, "data_ptr", _no_address, create=True)
+    for owner, name, stand_in in _PAST_DISPATCH:
+        yield patch.object(owner, name, stand_in)
     yield patch.object(torch.amp.GradScaler, "_maybe_opt_step", _take_step)
     yield patch.object(fake_tensor, "run_fallback_kernel", _refuse_on_card)
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
@@ -116,6 +119,8 @@ class _ConvertedInPlace:
         if id(tensor) not in self._converted:
             with torch.no_grad():
                 converted = fn(tensor)
+            if is_lazy(tensor):
+                converted.__class__ = type(tensor)
             if isinstance(tensor, torch.nn.Parameter) and converted is not tensor:
                 converted = _same_parameter(name, tensor, converted, fn)
             self._converted[id(tensor)] = (tensor, converted)
@@ -135,10 +140,15 @@ def _move_states(
             continue
         with torch.no_grad():
             moved = tensor.to(device)
-        if isinstance(tensor, torch.nn.Parameter):
-            _same_parameter("a parameter that fully_shard moves", tensor, moved, lambda each: each)
-        else:
-            exchange(tensor, moved)
+        _give_other_data("a parameter that fully_shard moves", tensor, moved)
+
+
+def _give_other_data(name: str, tensor: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter or a buffer other data under its identity."""
+    if isinstance(tensor, torch.nn.Parameter):
+        _same_parameter(name, tensor, data, lambda each: each)
+    else:
+        exchange(tensor, data)
 
 
 def _same_parameter(
@@ -279,8 +289,68 @@ def _take_step(
     return optimizer.step(*args, **kwargs)
 
 
+class _UnsizedParameter(FakeTensor, UninitializedParameter):
+    """A parameter of a lazy module, which gets its size in place; it has none until then."""
+
+    shape = torch.Tensor.shape
+
+    def materialize(
+        self,
+        shape: Sequence[int],
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        sized = torch.empty(shape, device=device or self.device, dtype=dtype or self.dtype)
+        self.__class__ = FakeTensor  # type: ignore[assignment]
+        _give_other_data("a parameter of a lazy module", self, sized)
+
+
+class _UnsizedBuffer(FakeTensor, UninitializedBuffer):
+    shape = torch.Tensor.shape
+    materialize = _UnsizedParameter.materialize
+
+
+def _unsized(
+    kind: type[torch.Tensor], requires_grad: bool | None = None, **factory: Any
+) -> torch.Tensor:
+    """Stand in for the making of parameters and buffers whose size is not known yet."""
+    tensor = torch.empty(0, **factory)
+    if issubclass(kind, torch.nn.Parameter):
+        tensor = torch.nn.Parameter(tensor, requires_grad is not False)
+        tensor.__class__ = _UnsizedParameter  # type: ignore[assignment]
+    else:
+        tensor.__class__ = _UnsizedBuffer
+    return tensor
+
+
+def _points(
+    quasi: torch.Tensor, n: int, _state: object, dimension: int, *_args: Any, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return points of a Sobol sequence, and where it stands after them; both without values."""
+    return torch.empty(n, dimension, dtype=dtype, device="cpu"), quasi.clone()
+
+
+def _scramble(state: torch.Tensor, matrices: torch.Tensor, _dimension: int) -> torch.Tensor:
+    """Take the memory of ``SobolEngineOps.cpp`` in aten/src/ATen/native, torch 2.13."""
+    with_diagonals = matrices.clone()
+    powers = torch.pow(2, torch.arange(matrices.shape[-1], device="cpu"))
+    torch.mul(powers.expand_as(with_diagonals), with_diagonals).sum(-1)
+    return state
+
+
 def _leave_as_is(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
     return tensor
+
+
+_PAST_DISPATCH = (
+    (torch, "_sobol_engine_draw", _points),
+    (torch, "_sobol_engine_ff_", _leave_as_is),
+    (torch, "_sobol_engine_initialize_state_", _leave_as_is),
+    (torch, "_sobol_engine_scramble_", _scramble),
+    (torch.nn.UninitializedParameter, "__new__", _unsized),
+    (torch.nn.parameter.UninitializedBuffer, "__new__", _unsized),
+)
+"""Makes or fills tensors without an operator that dispatch sees."""
 
 
 def _say_no(_value: object) -> bool:

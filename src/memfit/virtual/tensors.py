@@ -17,13 +17,14 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    FakeTensorDeviceMismatchError,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
     _BypassDispatchCache,
 )
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from memfit.errors import RecordingError
 from memfit.kernels.cpu_onednn_3_12 import CPU_OPERATORS
@@ -34,7 +35,6 @@ from memfit.trace.origins import OWN_FOLDERS
 from memfit.trace.subclasses import is_left_to_a_class
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.cache_keys import append_key
-from memfit.virtual.compiled_code import CompiledCode
 from memfit.virtual.cuda.autocast import VirtualAutocast
 from memfit.virtual.cuda.distributed import distributed
 from memfit.virtual.cuda.operators import cuda_choices
@@ -71,6 +71,10 @@ _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _MOST_KNOWN_VALUES = 4096
 _OPTIMIZERS = str(Path(torch.optim.__file__).parent)
+_NOTE = (
+    "It asks for torch.compile, and the code is recorded as it was written: compiled, it usually "
+    "takes less memory and time (`memfit measure` tells)"
+)
 
 
 class ValuesNeededError(RecordingError):
@@ -89,7 +93,7 @@ class VirtualTensors(FakeTensorMode):
         self._sparse = SparseGradients(assumptions or Assumptions(), has_card=has_card)
         self._has_card = has_card
         self._fakes: dict[Any, Rule | None] = {}
-        self.compiled_code = CompiledCode()
+        self.compiled_code = _CompiledCode()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -196,6 +200,8 @@ class VirtualTensors(FakeTensorMode):
             raise
         except UnsupportedOperatorException:
             raise
+        except FakeTensorDeviceMismatchError as error:
+            raise RuntimeError(_devices_of(func, (args, tuple(kwargs.values())), error)) from error
         except RuntimeError as error:
             if _SAYS_NO_FAKE in str(error):
                 raise UnsupportedOperatorException(func) from error
@@ -369,6 +375,63 @@ def _one_as_virtual(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _devices_of(func: Any, given: object, error: Exception) -> str:
+    """Say which tensors lie where, as torch refuses it on a real GPU."""
+    tensors = [each for each in tree_leaves(given) if isinstance(each, torch.Tensor)]
+    places = ", ".join(f"{tuple(each.shape)} on {each.device}" for each in tensors)
+    return (
+        f"{str(error).rstrip('!')}: {func} is given tensors of shape {places}. A real GPU refuses "
+        "them as well. Make them where the others are, with device=x.device, or move them with "
+        ".to(x.device); register_buffer() has a module's tensors move with it"
+    )
+
+
 def _operator(error: Exception) -> str:
     func = getattr(error, "func", None)
     return f"The operator {func}" if func is not None else str(error)
+
+
+class _CompiledCode:
+    """Tell whether code asked to be compiled.
+
+    Torch's compiler leaves code alone under a dispatch mode, and refuses where it was told to
+    compile all of it (``fullgraph=True``), as torchao's optimizers do.
+    """
+
+    def __init__(self) -> None:
+        self.was_asked_for = False
+        """Whether ``torch.compile`` was called."""
+
+    def notes(self, model: torch.nn.Module | None = None) -> Sequence[str]:
+        """Say so where code is compiled otherwise, of the model's modules or while recording.
+
+        Limits: functions that were compiled before are not noticed.
+        """
+        modules = () if model is None else model.modules()
+        is_compiled = any(
+            hasattr(each, "_torchdynamo_orig_callable") or each._compiled_call_impl is not None
+            for each in modules
+        )
+        return (_NOTE,) if self.was_asked_for or is_compiled else ()
+
+    @contextmanager
+    def run_eagerly(self) -> Iterator[None]:
+        """Run compiled code as it was written inside.
+
+        What was compiled before is run eagerly. What would be compiled inside is left as it is: the
+        compiler looks torch's functions up once and for all, and some of them are replaced here.
+        """
+        with ExitStack() as stack:
+            if "torch._dynamo.eval_frame" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(patch.object(torch, "compile", self._leave))
+            yield
+
+    def _leave(self, model: Any = None, **options: Any) -> Any:
+        """Return a function or a module uncompiled; without one, what does so."""
+        self.was_asked_for = True
+        if model is None:
+            return partial(self._leave, **options)
+        if isinstance(model, torch.nn.Module):
+            vars(model)["_orig_mod"] = model  # where code looks for the module that was compiled
+        return model

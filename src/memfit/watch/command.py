@@ -32,7 +32,7 @@ from memfit.observe.processes import started_at
 
 from .ending import Seen, ending_of, script_name
 from .host_killer import HostKillerSigns, KillerSigns
-from .last_words import WORDS, LastWords, read_failures, read_words, words_folder
+from .last_words import WORDS, read_failures, read_words, words_folder
 from .settings import DISABLE, WatchSettings, watched_environment
 from .supervisor import end_left_behind, supervise
 
@@ -126,7 +126,9 @@ def _watched(
     if not is_disabled:
         environment = watched_environment(settings, os.environ)
     end = supervise(words, environment, signs)
-    seen = Seen(end=end, journals={}, budget_bytes=settings.budget_bytes, is_disabled=is_disabled)
+    fit = settings.fit
+    budget_bytes = fit["budget"] if fit else settings.budget_bytes
+    seen = Seen(end=end, journals={}, budget_bytes=budget_bytes, is_disabled=is_disabled, fit=fit)
     with _losing(lost, "what the processes have left"):
         seen = _with_what_is_left(seen, settings.folder, signs)
     with _losing(lost, "why it ended"):
@@ -137,7 +139,14 @@ def _watched(
 def _with_what_is_left(seen: Seen, folder: Path, signs: KillerSigns) -> Seen:
     """Read what the processes of a command have left."""
     killer_signs = signs.found(seen.end.last_sample)
-    left_behind = _left_behind(read_words(folder))
+    # Training processes that are still alive, with the time at which each was started.
+    left_behind = {
+        each.process_id: each.started_ticks
+        for each in read_words(folder)
+        if each.rank is not None
+        and each.started_ticks is not None
+        and started_at(each.process_id) == each.started_ticks
+    }
     # A command that succeeded may have left them on purpose.
     ended = end_left_behind(left_behind) if seen.end.exit_code else ()
     return replace(
@@ -148,17 +157,6 @@ def _with_what_is_left(seen: Seen, folder: Path, signs: KillerSigns) -> Seen:
         killer_signs=killer_signs,
         ended_afterwards=ended,
     )
-
-
-def _left_behind(words: Sequence[LastWords]) -> dict[int, int]:
-    """Find training processes that are still alive, with the time at which each was started."""
-    return {
-        each.process_id: each.started_ticks
-        for each in words
-        if each.rank is not None
-        and each.started_ticks is not None
-        and started_at(each.process_id) == each.started_ticks
-    }
 
 
 def _journals(folder: Path) -> Mapping[int, Journal]:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from memfit.journal.folder import Journal
 from memfit.journal.records import Ending, LeakEvent, Reason
@@ -35,8 +36,26 @@ class Seen:
     killer_signs: tuple[str, ...] = ()
     budget_bytes: int | None = None
     is_disabled: bool = False
+    fit: Mapping[str, Any] | None = None
+    """What trainings inside were to be planned with."""
     ended_afterwards: tuple[int, ...] = ()
     """Processes that had outlived the command."""
+
+    @property
+    def unplanned(self) -> str:
+        """Return why a training was not planned that was to be; empty where all were."""
+        if self.fit is None:
+            return ""
+        told = [words.unplanned for words in self.words if words.unplanned]
+        if not told and not any(words.is_planned for words in self.words):
+            return "no training was seen that could be planned"
+        return " ".join(told[:1])
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether a training was ended as it is not planned."""
+        is_told = any(words.unplanned for words in self.words)
+        return bool(self.fit and self.fit["refuses"] and is_told)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +79,14 @@ def ending_of(seen: Seen) -> Ending:
     if is_leak:
         worst = max(leaks, key=lambda leak: leak.total_growth_bytes)
         reason, sentence = Reason.LEAK, f"{worst.sentence} It ended so: {cause.sentence}"
-        remedy = _leak_remedy(worst)
+        place = f" at {worst.source_line}" if worst.source_line else ""
+        remedy = f"End the growth of {worst.holder}{place}; then see whether the job fits."
     return Ending(
         reason=reason,
         ended_by=cause.reason.value,
-        exit_code=seen.end.exit_code,
+        exit_code=seen.end.exit_code or int(seen.is_refused),
+        is_planned=None if seen.fit is None else not seen.unplanned,
+        unplanned=seen.unplanned,
         sentence=sentence,
         remedy=remedy,
         evidence=(*cause.evidence, *_unseen(seen)),
@@ -88,9 +110,18 @@ _ENDS_OF_LEAKS = (
 
 
 def _cause(seen: Seen) -> _Cause:
+    if seen.is_refused:
+        return _Cause(
+            reason=Reason.ERROR,
+            sentence=f"Nothing was trained without a plan: {seen.unplanned}",
+            remedy="Give a larger --budget, or --allow-unplanned to train without a plan.",
+        )
     asked = next((number for number in seen.end.received if number in _ASKED_TO_END), None)
     if seen.end.exit_code == 0 and asked is None:
-        return _done(seen)
+        num_steps = _num_steps(seen)
+        ending = "" if num_steps == 1 else "s"
+        steps = f" after {num_steps} step{ending}" if num_steps else ""
+        return _Cause(reason=Reason.DONE, sentence=f"The command came to its end{steps}.")
     candidates = (
         _memory_failure(seen),
         _killer(seen),
@@ -98,13 +129,6 @@ def _cause(seen: Seen) -> _Cause:
         _signal(seen),
     )
     return next((cause for cause in candidates if cause is not None), None) or _error(seen)
-
-
-def _done(seen: Seen) -> _Cause:
-    num_steps = _num_steps(seen)
-    ending = "" if num_steps == 1 else "s"
-    steps = f" after {num_steps} step{ending}" if num_steps else ""
-    return _Cause(reason=Reason.DONE, sentence=f"The command came to its end{steps}.")
 
 
 def _memory_failure(seen: Seen) -> _Cause | None:
@@ -357,11 +381,6 @@ def _leaked_bytes(leak: LeakEvent, num_steps: int) -> float:
     """Return what a leak has taken by the end; it went on after it was found."""
     since = max(0, num_steps - leak.step)
     return leak.total_growth_bytes + since * leak.growth_bytes_per_step
-
-
-def _leak_remedy(leak: LeakEvent) -> str:
-    place = f" at {leak.source_line}" if leak.source_line else ""
-    return f"End the growth of {leak.holder}{place}; then see whether the job fits."
 
 
 def leak_line(leak: LeakEvent) -> str:

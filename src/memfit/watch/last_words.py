@@ -70,6 +70,10 @@ class LastWords:
     highest_bytes: int | None = None
     """Under an enforced budget: the most that was alive at once."""
     errors: tuple[ErrorWords, ...] = ()
+    is_planned: bool = False
+    """Whether a trainer began under a plan, or was to."""
+    unplanned: str = ""
+    """Why a training that was to be planned is not."""
     notes: tuple[str, ...] = ()
     """What could not be watched, and why."""
 

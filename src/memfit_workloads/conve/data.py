@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,10 @@ from torch import Tensor
 from memfit.errors import DataError
 
 from .settings import GraphFiles
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +224,13 @@ def _unknown_name(parts: list[str], entities: Names, relations: Names) -> str | 
         if names.id_of(name) is None:
             return f"the {names.kind} {name!r} is not in {names.source}"
     return None
+
+
+def read_watched(files: GraphFiles, console: Console, *, skip_bad_lines: bool = False) -> Graph:
+    """Read a graph as `read_graph` does, with the lines so far in the console's status."""
+    with console.status("reading the graph") as status:
+
+        def listen(path: Path, num_lines: int) -> None:
+            status.update(f"reading {path.name}: {num_lines:,} lines")
+
+        return read_graph(files, skip_bad_lines=skip_bad_lines, listener=listen)

@@ -79,12 +79,17 @@ def settings_from(args: argparse.Namespace, command: str) -> TrainingSettings:
     Raises:
         UsageError: if flags contradict each other.
     """
+    require = []
+    if args.use_mixed_precision:
+        require.append("bf16")
+    if args.use_gradient_checkpointing:
+        require.append("activation-checkpointing")
     return read_flags(
         TrainingSettings,
         args,
         files=_graph_files(args),
         image=_image_settings(args),
-        memory_settings=_memory_settings(args),
+        memory_settings=MemorySettings.from_flags(args, require),
         watching=WatchSettings.from_flags(args),
         memory_cleanup=not args.disable_memory_cleanup,
         checkpoint_dir=args.checkpoint_dir or args.output_dir / "checkpoints",
@@ -144,12 +149,3 @@ def _image(embedding_dim: int | None, height: int | None, width: int | None) -> 
     if embedding_dim is not None and width is None and height is not None:
         return height, max(embedding_dim // height, 1)
     return height or _DEFAULT_IMAGE[0], width or _DEFAULT_IMAGE[1]
-
-
-def _memory_settings(args: argparse.Namespace) -> MemorySettings:
-    require = []
-    if args.use_mixed_precision:
-        require.append("bf16")
-    if args.use_gradient_checkpointing:
-        require.append("activation-checkpointing")
-    return MemorySettings.from_flags(args, require)

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from memfit.files import write_atomically
+from memfit.job import Job
+from memfit.losses import one_to_many_bce
 from memfit_workloads import train as training
+from memfit_workloads.conve.data import read_watched
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
 from memfit_workloads.planned_memory import PlannedMemory, has_bfloat16, plan_memory
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
-from .batches import QueryBatch
+from .batches import QueryBatch, QueryBatches
+from .data import Graph
 from .evaluation import Evaluation
-from .job import build_job, sizes_for, training_batches, training_queries
-from .reading import read_watched
-from .settings import TrainingSettings
+from .model import ConvE, build_model
+from .queries import Queries
+from .settings import K_VS_ALL, TrainingSettings
+from .sizes import ConvESizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
+
 
 _TEST_RESULTS = "test_results.json"
 _MEMORY_CLEANUP_NOTE = (
@@ -68,7 +75,7 @@ class ConvETraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan, with float16 in the place of bfloat16 where the device has none."""
-        memory = self.settings.memory_settings
+        memory = replace(self.settings.memory_settings, num_steps=self.most_steps)
         if "bf16" in memory.require and not has_bfloat16(memory.device):
             self.console.print("--use-mixed-precision: fp16, as this device has no bfloat16")
             required, allowed = (
@@ -196,3 +203,52 @@ class ConvETraining(EpochSystem):
         """Write the ranks of the test triples."""
         del lines
         self.folder.write_json(_TEST_RESULTS, result["test"])
+
+
+def sizes_for(settings: TrainingSettings, graph: Graph) -> ConvESizes:
+    """Put the sizes from the flags and from the data together."""
+    return ConvESizes(
+        num_entities=graph.num_entities,
+        num_relations=graph.num_relations,
+        **asdict(settings.image),
+    )
+
+
+def training_queries(settings: TrainingSettings, graph: Graph) -> Queries:
+    """Make the rows to train on."""
+    make = Queries.grouped if settings.training_target == K_VS_ALL else Queries.one_per_triple
+    return make(graph.train, graph.num_relations)
+
+
+def training_batches(settings: TrainingSettings, queries: Queries) -> QueryBatches:
+    """Choose how the rows are put into batches."""
+    return QueryBatches.of(queries, settings.batch_size, settings.random_seed)
+
+
+def build_job(settings: TrainingSettings, sizes: ConvESizes, batches: QueryBatches) -> Job:
+    """Describe one training step of ConvE to memfit.
+
+    The loss is memfit's own one-to-many loss, so that a plan can stream it over the entities.
+    """
+
+    def loss(model: nn.Module, batch: QueryBatch) -> Tensor:
+        assert isinstance(model, ConvE), "the job's model() gives a ConvE"
+        return one_to_many_bce(
+            model.encode(batch.heads, batch.relations),
+            model.entity_embedding.weight,
+            model.entity_bias,
+            batch.positives,
+            label_smoothing=settings.label_smoothing,
+        )
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=settings.learning_rate)
+
+    return Job(
+        model=lambda: build_model(sizes, settings.random_seed),
+        batch=batches.largest,
+        loss=loss,
+        optimizer=optimizer,
+        batch_size=min(settings.batch_size, len(batches.queries)),
+        name="conve",
+    )

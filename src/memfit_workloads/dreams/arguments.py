@@ -9,7 +9,6 @@ from typing import Any
 from memfit_workloads import flags
 from memfit_workloads.flags import fraction, not_negative, positive, whole
 
-from .presets import PRESETS, apply_preset
 from .settings import (
     MODELS,
     NAMES,
@@ -20,6 +19,31 @@ from .settings import (
     settings_from,
 )
 from .sizes import FUSED, PAIRWISE, PER_KEY, PLAIN
+
+_STANDARD: dict[str, Any] = {
+    "batch_size": 1,
+    "accumulate_grad_batches": 2,
+    "empty_cache_every": 1,
+    "gc_every": 25,
+    "delete_batches": True,
+    "memory_fraction": 0.95,
+    "allocator_settings": "max_split_size_mb:128",
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "standard": _STANDARD,
+    "extreme": {
+        **_STANDARD,
+        "gc_every": 10,
+        "limit_val_batches": 0.5,
+        "val_check_interval": 0.5,
+        "save_top_k": 1,
+        "every_n_train_steps": 2000,
+        "num_workers_data": 1,
+        "max_peaks_n": 80,
+        "num_devices": 1,
+    },
+}
+"""What the document describes; the extreme one adds what it keeps for "if still needed"."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +86,7 @@ def settings_of(args: argparse.Namespace, command: str) -> DreamsSettings:
     """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return settings_from(apply_preset(args, parser.parse_args([])), command)
+    return settings_from(_apply_preset(args, parser.parse_args([])), command)
 
 
 def _add(group: Any, name: str, **how: Any) -> None:
@@ -352,3 +376,23 @@ def _add_outputs(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="continue from a checkpoint of this run, at the epoch after it",
     )
+
+
+def _apply_preset(args: argparse.Namespace, defaults: argparse.Namespace) -> argparse.Namespace:
+    """Fill in a preset where nothing else was asked for; what was typed stays.
+
+    Args:
+        args: the parsed flags.
+        defaults: the same without any flag typed.
+
+    Returns:
+        New flags.
+    """
+    if args.preset is None:
+        return args
+    filled = {
+        name: value
+        for name, value in PRESETS[args.preset].items()
+        if getattr(args, name) == getattr(defaults, name)
+    }
+    return argparse.Namespace(**{**vars(args), **filled})

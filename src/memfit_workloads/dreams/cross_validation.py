@@ -40,7 +40,8 @@ def cross_validate(settings: DreamsSettings, console: Console) -> dict[str, Any]
     spectra = read_inputs(settings, console)
     given = read_labels(settings, spectra)
     first = given.labels[:, 0].tolist() if given.labels.shape[1] else [0.0] * len(given.rows)
-    features = _baseline_features(settings, spectra, given)
+    rows = rows_of(spectra.ms_data, given.rows, settings.max_peaks_n)
+    features = binned(rows, _BIN_WIDTH_MZ, settings.sizes.max_mz)
     lines: list[dict[str, Any]] = []
     planned, trained = None, None
     for seed in range(settings.seed, settings.seed + settings.seeds):
@@ -67,11 +68,6 @@ def cross_validate(settings: DreamsSettings, console: Console) -> dict[str, Any]
     run_files(settings).write_json(FOLDS, lines)
     metrics = _over_folds(lines)
     return finish(settings, console, planned, trained, metrics=metrics, own={"folds": lines})
-
-
-def _baseline_features(settings: DreamsSettings, spectra: Spectra, given: Labelled) -> np.ndarray:
-    rows = rows_of(spectra.ms_data, given.rows, settings.max_peaks_n)
-    return binned(rows, _BIN_WIDTH_MZ, settings.sizes.max_mz)
 
 
 def _fold_scores(

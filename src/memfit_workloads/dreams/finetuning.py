@@ -169,7 +169,4 @@ class DreamsFinetuning(LightningModule):
     def configure_optimizers(self) -> Any:
         """Return Adam over backbone and head; what is frozen has no gradient and stays."""
         # All of them: who is unfrozen at a later epoch has to be known here already.
-        optimizer = torch.optim.Adam(
-            self.parameters(), lr=self._schedule.lr, weight_decay=self._schedule.weight_decay
-        )
-        return noam(optimizer, self._schedule)
+        return noam(self.parameters(), self._schedule)

@@ -88,7 +88,16 @@ class FourierBranch(nn.Module):
         widths.append(sizes.d_fourier)
         layers = [nn.Linear(ins, outs) for ins, outs in itertools.pairwise(widths)]
         self.layers = nn.ModuleList(layers)
-        _initialise(layers)
+        # Differences of m/z stay as large through the layers as they come in; torch's default
+        # shrinks them until all peaks look alike. The sum over the last layer's features, which is
+        # the attention's bias, begins near 1. Source of the hidden layers' scale: He et al. 2015,
+        # arXiv 1502.01852.
+        *hidden, last = layers
+        for layer in hidden:
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.normal_(last.weight, std=last.weight.numel() ** -0.5)
+        for layer in layers:
+            nn.init.zeros_(layer.bias)
 
     def forward(self, mz_BN: Tensor) -> Tensor:
         """Return the features.
@@ -119,21 +128,6 @@ class FourierBranch(nn.Module):
             exact = frequencies_of(self.mz_accuracy)
             self.frequencies = exact.to(self.frequencies.device)
         return moved
-
-
-def _initialise(layers: list[nn.Linear]) -> None:
-    """Keep differences of m/z as large through the layers as they come in.
-
-    torch's default shrinks them in every layer until all peaks look alike. The last layer is
-    scaled so that the sum over its features, which is the attention's bias, begins near 1.
-    Source of the hidden layers' scale: He et al. 2015, arXiv 1502.01852.
-    """
-    *hidden, last = layers
-    for layer in hidden:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    nn.init.normal_(last.weight, std=last.weight.numel() ** -0.5)
-    for layer in layers:
-        nn.init.zeros_(layer.bias)
 
 
 def fourier_features(mz_M: Tensor, frequencies_F: Tensor, dtype: torch.dtype) -> Tensor:

@@ -54,11 +54,13 @@ class _Record:
             raise ValueError(msg)
         peaks = np.array(self.peaks, dtype=np.float64).reshape(-1, 2)
         smiles = self.entries.get("SMILES", "")
+        # ``2+``, ``1-``, ``-1`` or ``2+ and 3+`` (the first); 0 where nothing is said.
+        found = re.search(r"\d+", self.entries.get("CHARGE", ""))
         return Spectrum(
             mzs=peaks[:, 0],
             intensities=peaks[:, 1],
             precursor_mz=_number(self.entries, "PEPMASS"),
-            charge=_charge(self.entries.get("CHARGE", "")),
+            charge=int(found[0]) if found else 0,
             smiles="" if smiles.upper() in {"N/A", "NA", "NONE"} else smiles,
             adduct=self.entries.get("ADDUCT", ""),
             retention_seconds=_number(self.entries, "RTINSECONDS", default="nan"),
@@ -106,9 +108,3 @@ def _number(entries: dict[str, str], key: str, default: str = "") -> float:
     except (ValueError, IndexError):
         msg = f"{key}={entries.get(key)!r} is no number"
         raise ValueError(msg) from None
-
-
-def _charge(text: str) -> int:
-    """Read ``2+``, ``1-``, ``-1`` or ``2+ and 3+`` (the first); 0 where nothing is said."""
-    found = re.search(r"\d+", text)
-    return int(found[0]) if found else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -105,10 +104,7 @@ class DreamsPretraining(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return Adam under the Noam schedule."""
-        optimizer = torch.optim.Adam(
-            self.parameters(), lr=self._schedule.lr, weight_decay=self._schedule.weight_decay
-        )
-        return noam(optimizer, self._schedule)
+        return noam(self.parameters(), self._schedule)
 
 
 def _size(batch: Mapping[str, Tensor]) -> int:

@@ -13,7 +13,7 @@ from memfit.errors import MissingExtraError
 from memfit.reports.run_contents import read_report
 from memfit.reports.run_page import write_run_page
 from memfit.reports.training import Training, write_training
-from memfit_workloads.planned_memory import PlannedFigures, peaks_line, show_plan
+from memfit_workloads.planned_memory import PlannedFigures, peaks_line, planning, show_plan
 from memfit_workloads.run_files import RunFiles
 
 from .checkpoints import FINAL, load_backbone, pre_trained_sizes, save_model
@@ -145,7 +145,7 @@ def _train(
     begin: Callable[[Any], Any] | None = None,
 ) -> tuple[PlannedFigures, Trained]:
     """Plan, make the folder ready, and train."""
-    with console.status("planning: recording steps, nothing is run yet"):
+    with planning(console):
         planned = plan_training(settings, at_its_largest(settings, build), data)
     show_plan(planned, console)
     begin_folder(settings, {**spectra.to_json(), **planned.to_json()}, planned)

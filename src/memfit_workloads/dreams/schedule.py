@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,9 @@ def noam_factor(step: int, warmup_steps: int) -> float:
     return min(done / warmup_steps, (warmup_steps / done) ** 0.5)
 
 
-def noam(optimizer: torch.optim.Optimizer, schedule: Schedule) -> Any:
-    """Return what Lightning's ``configure_optimizers`` gives."""
+def noam(parameters: Iterable[torch.nn.Parameter], schedule: Schedule) -> Any:
+    """Return what Lightning's ``configure_optimizers`` gives: Adam, and how its rate runs."""
+    optimizer = torch.optim.Adam(parameters, lr=schedule.lr, weight_decay=schedule.weight_decay)
     factors = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: noam_factor(step, schedule.warmup_steps)
     )

@@ -19,7 +19,13 @@ def train(settings: DreamsSettings, console: Console) -> dict[str, Any]:
         MissingExtraError: without Lightning, or another package that is needed.
         NoPlanFitsError: if no plan keeps training inside the budget.
     """
-    _check_packages()
+    import importlib.util
+
+    from memfit.errors import MissingExtraError
+
+    for package in ("lightning", "torchmetrics", "sklearn", "h5py"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError("memfit train dreams", package, "dreams")
     if settings.regime == CONVERT:
         return _convert(settings, console)
     if settings.regime == "remedies":
@@ -41,21 +47,6 @@ def train(settings: DreamsSettings, console: Console) -> dict[str, Any]:
     from .runs import finetune, pretrain
 
     return {PRETRAIN: pretrain, FINETUNE: finetune}[settings.regime](settings, console)
-
-
-def _check_packages() -> None:
-    """Look for what all regimes need.
-
-    Raises:
-        MissingExtraError: if it is not there.
-    """
-    import importlib.util
-
-    from memfit.errors import MissingExtraError
-
-    for package in ("lightning", "torchmetrics", "sklearn", "h5py"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError("memfit train dreams", package, "dreams")
 
 
 def _convert(settings: DreamsSettings, console: Console) -> dict[str, Any]:

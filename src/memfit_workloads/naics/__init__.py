@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from memfit_workloads.naics.settings import add_arguments
 from memfit_workloads.workload import Workload
 
-from .arguments import add_arguments
 from .settings import settings_of
 
 WORKLOAD = Workload(

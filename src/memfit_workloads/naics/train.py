@@ -16,7 +16,7 @@ from memfit.reports.run_page import write_run_page
 from memfit.reports.training import Training, write_training
 from memfit_workloads.checkpoint_files import save_checkpoint
 from memfit_workloads.memory_settings import plain_values
-from memfit_workloads.planned_memory import PlannedFigures, peaks_line, show_plan
+from memfit_workloads.planned_memory import PlannedFigures, peaks_line, planning, show_plan
 from memfit_workloads.run_files import RunFiles
 
 from .inputs import Inputs, centre_of, read_inputs
@@ -68,7 +68,7 @@ def train(settings: NaicsSettings, console: Console) -> dict[str, Any]:
     run = _begin(settings, console, started)
     reached = _read_reached(run) if settings.resume else None
     largest = max(settings.stages, key=lambda stage: stage.n_negatives)
-    with console.status("planning: recording steps, nothing is run yet"):
+    with planning(console):
         data = _data(run, largest)
         planned = plan_training(settings, lambda: run.module, data)
     show_plan(planned, console)

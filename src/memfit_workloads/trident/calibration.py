@@ -12,7 +12,6 @@ from .evaluation import NUM_BINS, Answers, calibration_bins, calibration_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _OUTCOMES = {"event": "event", "severe": "severe event"}
 _COLOUR, _GAP_COLOUR, _EVEN_COLOUR = "#2a6f97", "#d1495b", "#888888"
@@ -27,7 +26,11 @@ def calibration_picture(answers: Answers) -> bytes:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    figure = _figure()
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("calibration.png", "matplotlib", "trident") from None
+    figure = Figure(figsize=(9, 4.8), dpi=110, layout="constrained")
     axes = figure.subplots(2, len(_OUTCOMES), sharex=True, height_ratios=(3, 1))
     for column, (name, title) in enumerate(_OUTCOMES.items()):
         _draw(axes[0][column], axes[1][column], answers, name)
@@ -61,11 +64,3 @@ def _draw(upper: Axes, lower: Axes, answers: Answers, name: str) -> None:
     lower.set_xlabel("probability that the model gave", fontsize=9)
     for axes in (upper, lower):
         axes.tick_params(labelsize=8)
-
-
-def _figure() -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("calibration.png", "matplotlib", "trident") from None
-    return Figure(figsize=(9, 4.8), dpi=110, layout="constrained")

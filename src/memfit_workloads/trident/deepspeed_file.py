@@ -60,7 +60,13 @@ def read_deepspeed_file(path: Path) -> DeepspeedFile:
         UsageError: if a key or value cannot be, or two contradict each other.
     """
     content = _read(path)
-    _check_names(path, content)
+    # DeepSpeed would pass over such a key without a word.
+    for key in content:
+        near = get_close_matches(key, _LIKE_OURS, n=1, cutoff=0.8)
+        right = _WRONG_NAMES.get(key) or (near[0] if near else key)
+        if key in _LIKE_OURS or right == key:
+            continue
+        raise _unusable(path, f"there is no key {key}; the one that DeepSpeed reads is {right}.")
     section = _object(path, content, "zero_optimization")
     stage = section.get("stage", 0)
     if stage not in ZERO_STAGES or isinstance(stage, bool):
@@ -114,20 +120,6 @@ def _read(path: Path) -> dict[str, Any]:
         reason = f"found {type(content).__name__}, needed a JSON object."
         raise DataError(str(path), reason)
     return content
-
-
-def _check_names(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse keys that DeepSpeed would pass over without a word.
-
-    Raises:
-        UsageError: if a key looks like one that there is, and is not.
-    """
-    for key in content:
-        near = get_close_matches(key, _LIKE_OURS, n=1, cutoff=0.8)
-        right = _WRONG_NAMES.get(key) or (near[0] if near else key)
-        if key in _LIKE_OURS or right == key:
-            continue
-        raise _unusable(path, f"there is no key {key}; the one that DeepSpeed reads is {right}.")
 
 
 def _object(

@@ -133,7 +133,11 @@ class EmbeddingCache:
             with part.open("wb") as file:
                 np.lib.format.write_array_header_2_0(file, header)
                 for batch in batches:
-                    file.write(self._records(batch).tobytes())
+                    names = self.kind.names or ()
+                    records = np.empty(len(batch[names[0]]), self.kind)
+                    for name in names:
+                        records[name] = batch[name].cpu().numpy()
+                    file.write(records.tobytes())
 
         try:
             replace_atomically(path, fill)
@@ -144,14 +148,6 @@ class EmbeddingCache:
                 "room, or give another --output-dir."
             )
             raise DataError(str(path), reason) from None
-
-    def _records(self, batch: Mapping[str, Tensor]) -> Records:
-        """Turn a batch into records."""
-        names = self.kind.names or ()
-        records = np.empty(len(batch[names[0]]), self.kind)
-        for name in names:
-            records[name] = batch[name].cpu().numpy()
-        return records
 
     def remove_others(self, kept: Sequence[Path]) -> None:
         """Remove what was made from other weights or clips."""

@@ -123,7 +123,7 @@ class FrozenTraining:
         raise NoPlanFitsError(
             limit_bytes,
             found.bounded_bytes(),
-            found.by_category,
+            found.bounded_parts(),
             ("embedding one clip",),
             (remedy,),
         )

@@ -144,7 +144,8 @@ def _frames(
 def _motion(draw: Generator, cause: float) -> _PICTURE:
     """Draw an object that closes in, the faster the higher the cause, at three moments: (3, 9)."""
     bearing, elevation = draw.uniform(-0.5, 0.5), draw.uniform(0.05, 0.3)
-    direction = _direction(bearing, elevation)
+    flat = np.cos(elevation)
+    direction = np.array([flat * np.cos(bearing), flat * np.sin(bearing), np.sin(elevation)])
     sideways = np.cross(direction, [0.0, 0.0, 1.0])
     closing = _CLOSING + _CLOSING_PER_CAUSE * cause + draw.normal(0, 5)
     velocity = -closing * direction + draw.normal(0, 30) * sideways
@@ -156,12 +157,6 @@ def _motion(draw: Generator, cause: float) -> _PICTURE:
         angles = (np.arctan2(place[1], place[0]), np.arcsin(place[2] / distance))
         moment[:] = [*place, *(velocity + draw.normal(0, 2, 3)), distance, *angles]
     return moments
-
-
-def _direction(bearing: float, elevation: float) -> NDArray[np.float64]:
-    """Return the unit vector at two angles."""
-    flat = np.cos(elevation)
-    return np.array([flat * np.cos(bearing), flat * np.sin(bearing), np.sin(elevation)])
 
 
 def _pixels(fractions: _PICTURE) -> torch.Tensor:

@@ -12,7 +12,7 @@ from memfit.strategies import CATALOGUE
 from memfit.strategies.base import Strategy
 from memfit.strategies.micro_batching import MicroBatching
 from memfit_workloads.memory_settings import MemorySettings
-from memfit_workloads.planned_memory import PlannedMemory, devices, plan_memory
+from memfit_workloads.planned_memory import PlannedMemory, devices, most_seconds, plan_memory
 
 _SPLITTERS = ("micro-batching", "cached-gradients", "batchnorm-replay")
 _NEEDS_WHOLE_STEP = ("optimizer-in-backward",)
@@ -58,7 +58,8 @@ def plan_training(
             forbid=forbidden,
             host_memory=settings.host_bytes,
             disk=settings.disk_bytes,
-        )
+            processor_seconds=most_seconds(plain, settings.num_steps),
+        ).unless_interrupted()
         planned = plan_memory(job, settings, _in_order((*chosen.strategies, *added)), plain)
         needed_bytes = planned.planned.bounded_bytes()
         if budget_bytes is None or piece_budget_bytes is None or needed_bytes <= budget_bytes:
@@ -70,7 +71,7 @@ def plan_training(
     raise NoPlanFitsError(
         budget_bytes,
         needed_bytes,
-        planned.planned.by_category,
+        planned.planned.bounded_parts(),
         planned.plan.labels(),
         ("Lower --batch-size and raise --grad-accum-steps, which keeps the effective batch.",),
     )

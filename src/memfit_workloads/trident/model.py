@@ -9,21 +9,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention import TransformerLayer
 from .branches import BRANCHES
-from .cool_curve import CoolCurve3, curves_of
 from .dual_vision import DualVisionV2
-from .flash_net import FlashNetV
 from .fusion import CrossAttnFusion, Outcomes
-from .geo_mlp import GeoMLP
-from .kine_feat import KineFeat
+from .kine_feat import NUM_FLAT_FEATURES, NUM_MOMENTS, NUM_TOKEN_FEATURES, KineFeat
 from .plume_det import DetectionMaps, PlumeDetXL
 from .sizes import TridentSizes
-from .tempo_former import TinyTempoFormer
 from .video_frag import VideoFrag3Dv2
 
 _LARGEST_PIXEL = 255
+_NUM_CURVES, _NUM_POINTS = 10, 3
+_NUM_FEATURES = 6
+_GRID = (4, 4)
+_KERNEL = 5
+_NUM_LAYERS = 2
 
 
 class Answer(NamedTuple):
@@ -46,7 +49,7 @@ class RgbBranch(nn.Module):
         super().__init__()
         self.video = VideoFrag3Dv2(sizes)
         self.vision = DualVisionV2(sizes)
-        self.flash = FlashNetV(sizes)
+        self.flash = _FlashNetV(sizes)
 
     def forward(self, clip_B3THW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give the embedding, the mask's logits and the change's."""
@@ -66,7 +69,7 @@ class InfraredBranch(nn.Module):
     def __init__(self, sizes: TridentSizes) -> None:
         super().__init__()
         self.detector = PlumeDetXL(sizes)
-        self.curves = CoolCurve3(sizes)
+        self.curves = _CoolCurve3(sizes)
 
     def forward(self, clip_B1THW: Tensor) -> tuple[Tensor, DetectionMaps]:
         """Give the embedding and the detector's maps."""
@@ -86,8 +89,8 @@ class KinematicBranch(nn.Module):
     def __init__(self, sizes: TridentSizes) -> None:
         super().__init__()
         self.features = KineFeat()
-        self.geometry = GeoMLP(sizes)
-        self.tempo = TinyTempoFormer(sizes)
+        self.geometry = _GeoMLP(sizes)
+        self.tempo = _TinyTempoFormer(sizes)
 
     def forward(self, motion_BM9: Tensor) -> Tensor:
         """Turn (B, 3, 9) into the embedding."""
@@ -147,3 +150,133 @@ def build_model(sizes: TridentSizes, seed: int) -> TridentNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TridentNet(sizes)
+
+
+class _CoolCurve3(nn.Module):
+    """Turn up to 10 curves of three points, their slopes and their bend into an embedding.
+
+    Shape suffixes: B samples, K curves, h and w the sides of the maps, E embedding.
+    """
+
+    def __init__(self, sizes: TridentSizes) -> None:
+        super().__init__()
+        hidden = sizes.curve_hidden
+        self.layers = nn.Sequential(
+            nn.Linear(_NUM_CURVES * _NUM_FEATURES, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, sizes.curve_dim),
+        )
+
+    def forward(self, curves_BK3: Tensor) -> Tensor:
+        """Turn curves (B, 10, 3), from 0 to 1 and 0 where there are fewer, into (B, E)."""
+        slopes = curves_BK3.diff(dim=2)
+        features = torch.cat([curves_BK3, slopes, slopes.diff(dim=2)], dim=2)
+        embedding: Tensor = self.layers(features.flatten(1))
+        return embedding
+
+
+def curves_of(maps: DetectionMaps, clip_B1THW: Tensor) -> Tensor:
+    """Read the warmth of the likeliest spots at three moments off a clip: (B, 10, 3).
+
+    Spots are the cells with the highest heatmap on average over time; the choice has no gradient,
+    what is read there has: the mean of the intensity that the detector gives and of what the camera
+    has seen in that cell. Moments are the middles of the thirds of a clip.
+    """
+    num_frames, (height, width) = maps.heatmap.shape[1], maps.heatmap.shape[3:]
+    moments = [(2 * third + 1) * num_frames // 6 for third in range(_NUM_POINTS)]
+    likeliness = maps.heatmap.detach().mean(dim=(1, 2)).flatten(1)
+    num_curves = min(_NUM_CURVES, height * width)
+    cells = likeliness.topk(num_curves, dim=1).indices
+    seen = nn.functional.adaptive_max_pool2d(clip_B1THW[:, 0, moments], (height, width))
+    warmth = (0.5 * (seen + maps.intensity[:, moments, 0])).flatten(2)
+    curves = warmth.gather(2, cells[:, None].expand(-1, _NUM_POINTS, -1)).transpose(1, 2)
+    missing = _NUM_CURVES - num_curves
+    return nn.functional.pad(curves, (0, 0, 0, missing)) if missing else curves
+
+
+class _FlashNetV(nn.Module):
+    """Convolve the colours of a coarse grid over time; sudden light gives a strong answer.
+
+    Shape suffixes: B samples, T frames, H height, W width, C channels, E embedding.
+
+    The document names this network and its temporal convolution and says no more of it; this
+    definition is memfit's: two temporal convolutions over 4 x 4 averaged cells, whose mean and
+    largest answer make the embedding. It is as wide as the rest of the RGB branch, to which it is
+    added.
+    """
+
+    def __init__(self, sizes: TridentSizes) -> None:
+        super().__init__()
+        channels = sizes.flash_channels
+        self.temporal = nn.Sequential(
+            nn.Conv1d(3 * _GRID[0] * _GRID[1], channels, _KERNEL, padding=_KERNEL // 2),
+            nn.GELU(),
+            nn.Conv1d(channels, channels, _KERNEL, padding=_KERNEL // 2),
+            nn.GELU(),
+        )
+        self.embed = nn.Linear(2 * channels, sizes.image_dim)
+
+    def forward(self, clip_B3THW: Tensor) -> Tensor:
+        """Turn clips (B, 3, T, H, W) into (B, E)."""
+        frames = clip_B3THW.transpose(1, 2).flatten(2, 3)  # (B, T, 3 H, W)
+        height = clip_B3THW.shape[3]
+        cells = F.adaptive_avg_pool2d(
+            frames.unflatten(2, (3, height)).flatten(1, 2), _GRID
+        )  # (B, 3 T, 4, 4)
+        cells_BTC = cells.unflatten(1, (-1, 3)).flatten(2)
+        answer_BCT = self.temporal(cells_BTC.transpose(1, 2))
+        summary = torch.cat([answer_BCT.mean(dim=2), answer_BCT.amax(dim=2)], dim=1)
+        embedding: Tensor = self.embed(summary)
+        return embedding
+
+
+class _GeoMLP(nn.Sequential):
+    """Turn 69 features into an embedding: (B, 69) to (B, E).
+
+    Shape suffixes: B samples, E embedding. Its inputs are made by `KineFeat`, which has no weights.
+
+    The features are the 27 quantities, their 18 differences from moment to moment, and the 24 of
+    `KineFeat`.
+
+    Two hidden layers bring the weights to the documented 0.05 M; a single one would make 0.03 M.
+    """
+
+    def __init__(self, sizes: TridentSizes) -> None:
+        hidden = sizes.geo_hidden
+        super().__init__(
+            nn.Linear(NUM_FLAT_FEATURES, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, sizes.geo_dim),
+        )
+
+
+class _TinyTempoFormer(nn.Module):
+    """Encode three tokens of 32 features by two transformer layers.
+
+    Shape suffixes: B samples, M moments, D width.
+    """
+
+    def __init__(self, sizes: TridentSizes) -> None:
+        super().__init__()
+        width = sizes.tempo_width
+        self.project = nn.Linear(NUM_TOKEN_FEATURES, width)
+        self.position = nn.Parameter(0.02 * torch.randn(NUM_MOMENTS, width))
+        self.layers = nn.ModuleList(
+            TransformerLayer(width, sizes.tempo_heads, sizes.tempo_feedforward)
+            for _ in range(_NUM_LAYERS)
+        )
+        self.embed = nn.Sequential(
+            nn.Linear(NUM_MOMENTS * width, width), nn.GELU(), nn.Linear(width, width)
+        )
+
+    def forward(self, tokens_BMF: Tensor) -> Tensor:
+        """Turn tokens (B, 3, 32) into (B, D)."""
+        x_BMD = self.project(tokens_BMF) + self.position
+        for layer in self.layers:
+            x_BMD = layer(x_BMD)
+        embedding: Tensor = self.embed(x_BMD.flatten(1))
+        return embedding

@@ -51,7 +51,7 @@ def plan_with_precision(
     raise NoPlanFitsError(
         budget_bytes,
         needed_bytes,
-        found.planned.by_category,
+        found.planned.bounded_parts(),
         found.plan.labels(),
         ("Leave fewer parts in fp32 with --precision, or raise the budget.",),
     )

@@ -41,16 +41,7 @@ def open_clips(settings: DataSettings, sizes: TridentSizes) -> Splits:
         UsageError: if there is no event, or nothing else, among the clips of a purpose.
     """
     splits = _generated(settings, sizes) if settings.jsonl is None else _recorded(settings, sizes)
-    _check(splits)
-    return splits
-
-
-def _check(splits: Splits) -> None:
-    """Refuse clips that nothing can be learned from or told by.
-
-    Raises:
-        UsageError: if there is no event, or nothing else, among the clips of a purpose.
-    """
+    # Nothing can be learned from clips, or told by them, that are all alike.
     for name in ("train", "valid", "test"):
         events = getattr(splits, name).events()
         if len(set(events)) < 2:
@@ -59,6 +50,7 @@ def _check(splits: Splits) -> None:
                 "needed are some that are and some that are not. Give more clips, or others."
             )
             raise UsageError(msg)
+    return splits
 
 
 def _recorded(settings: DataSettings, sizes: TridentSizes) -> Splits:

@@ -15,6 +15,7 @@ from memfit.strategies.four_bit_base import merged_state_dict
 from memfit_workloads import train as training
 from memfit_workloads.epochs import BEST, FINAL, HISTORY, EpochSystem
 from memfit_workloads.memory_settings import plain_values
+from memfit_workloads.planned_memory import devices
 from memfit_workloads.run_files import RunFiles
 from memfit_workloads.system import Outcome
 
@@ -23,15 +24,16 @@ from .calibration import calibration_picture
 from .deepspeed_file import check_beside_job, read_deepspeed_file
 from .embedding_cache import embedding_files
 from .evaluation import Answers, answers_for, branch_aurocs, outcome_metrics
+from .four_bit import four_bit_base
 from .frozen_training import FrozenMemory, FrozenTraining
+from .host_branches import host_branches
 from .job import CLIP_GRAD_NORM, StepSettings, build_job
-from .offload_folder import spilling_to
-from .placed_memory import fixed_strategies, placed_memory
+from .offload_folder import room_bytes, spilling_to
 from .placement_lines import placement_lines
 from .precision_plan import plan_with_precision
 from .reading import ClipReader, WaitingWatch
 from .remedies import with_remedies
-from .settings import PAGED_ADAMW_8BIT, TridentSettings
+from .settings import ADAMW, PAGED_ADAMW_8BIT, TridentSettings
 from .sources import open_clips
 from .table_settings import TableSettings
 
@@ -40,13 +42,17 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from memfit.strategies.base import Strategy
+    from memfit_workloads.memory_settings import MemorySettings
     from memfit_workloads.planned_memory import PlannedMemory
+
 
 _TEST_RESULTS, _CALIBRATION = "test_results.json", "calibration.png"
 _PAGING = (
     "--optimizer paged_adamw8bit: states are kept in 8 bits and not in pages; 2 bytes per weight "
     "leave little to page. The planner moves states to the host where the budget asks for it."
 )
+_OFFLOAD = "optimizer-offload"
 
 
 def train(settings: TridentSettings | TableSettings, console: Console) -> dict[str, Any]:
@@ -115,7 +121,8 @@ class TridentTraining(EpochSystem):
 
     def plan(self) -> PlannedMemory:
         """Find the plan to train under."""
-        settings = replace(self.settings, memory_settings=placed_memory(self.settings))
+        memory = replace(placed_memory(self.settings), num_steps=self.most_steps)
+        settings = replace(self.settings, memory_settings=memory)
         try:
             if self._frozen is not None:
                 return self._frozen.plan(settings)
@@ -314,3 +321,35 @@ def _said(test: dict[str, Any]) -> str:
 
 def _figure(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3f}"
+
+
+def placed_memory(settings: TridentSettings) -> MemorySettings:
+    """Return the memory settings with what the flags of placement add to them."""
+    memory, placement = settings.memory_settings, settings.placement
+    folder = placement.offload_folder
+    run_device, _ = devices(memory.device)
+    memory = replace(
+        memory,
+        host_bytes=placement.host_bytes,
+        disk_bytes=None if folder is None else room_bytes(folder),
+    )
+    has_place = run_device != "cpu" or folder is not None
+    moves_states = placement.offloads_states and settings.optimizer == ADAMW and has_place
+    if moves_states and memory.plan_file is None:
+        memory = replace(memory, require=(*memory.require, _OFFLOAD))
+    return memory
+
+
+def fixed_strategies(settings: TridentSettings) -> tuple[Strategy, ...]:
+    """Return what is part of the plan whatever the planner chooses.
+
+    Raises:
+        UsageError: if flags ask for two strategies that exclude each other.
+    """
+    fixed: list[Strategy] = []
+    run_device, _ = devices(settings.memory_settings.device)
+    if settings.placement.host_modules and run_device != "cpu":
+        fixed.append(host_branches(settings))
+    if settings.placement.is_qlora:
+        fixed.append(four_bit_base(settings.sizes))
+    return tuple(fixed)

@@ -20,7 +20,7 @@ from memfit.errors import DataError, UsageError
 from memfit.files import foreign_file
 from memfit.units import format_bytes
 
-from .clips import NUM_OBJECTS, Clip, Clips
+from .clips import NUM_OBJECTS, Clip
 from .parts import PARTS
 from .settings import MKV, TridentSettings
 from .sizes import PRESETS, TridentSizes
@@ -130,9 +130,13 @@ def _write_whole(
         )
         (beside / _CLIPS).mkdir()
         for part in PARTS:
-            _write_part(
-                beside, part, getattr(splits, part), is_video=settings.data.clip_format == MKV
-            )
+            clips = getattr(splits, part)
+            save = _save_video if (settings.data.clip_format == MKV) else _save_array
+            lines = []
+            for number in range(len(clips)):
+                line = _write_clip(beside, f"{part}_{number:05d}", clips.clip(number), save)
+                lines.append(json.dumps(line, allow_nan=False) + "\n")
+            (beside / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
         # For whom the umask lets in, as for the folder of the clips itself.
         beside.chmod(stat.S_IMODE((beside / _CLIPS).stat().st_mode))
         if folder.exists():
@@ -148,16 +152,6 @@ def _write_whole(
         for path in (beside, earlier):
             if path is not None:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_part(folder: Path, part: str, clips: Clips, *, is_video: bool) -> None:
-    """Write the clips of a part, and then its manifest."""
-    save = _save_video if is_video else _save_array
-    lines = []
-    for number in range(len(clips)):
-        line = _write_clip(folder, f"{part}_{number:05d}", clips.clip(number), save)
-        lines.append(json.dumps(line, allow_nan=False) + "\n")
-    (folder / f"{part}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def _write_clip(

@@ -13,17 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memfit.errors import DataError, UsageError
+from memfit.errors import DataError, MissingExtraError, UsageError
 
 from .cifar import read_cifar10
-from .pictures_data import PATCH_SIDES, dequantised_digits, dequantised_patches
 from .toy_sets import TOY_SETS, draw_toy_set
 
 DIGITS, CIFAR10 = "digits", "cifar10"
-PATCHES = {f"patches{side}": side for side in PATCH_SIDES}
+_PATCH_SIDES = (8, 16, 32)
+PATCHES = {f"patches{side}": side for side in _PATCH_SIDES}
 DATASETS = (*TOY_SETS, DIGITS, *PATCHES, CIFAR10)
 _FILES = (".npy", ".pt")
 _Array = NDArray[np.float32]
+_PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
+"""In the public domain or under CC0, by the list that scikit-image ships with its pictures."""
+_EXTRA = "pictures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +84,20 @@ def load_samples(name: str, sizes: DataSizes, *, seed: int, folder: Path | None 
         drawn = draw_toy_set(name, sizes.total, seed)
         return _parted(name, drawn, sizes)
     if name == DIGITS:
-        parted = _parted(name, dequantised_digits(seed), sizes)
+        # The 1,797 digits in random order. Pixels are whole numbers from 0 to 16; a density needs
+        # real ones, so each gets a uniform number from 0 to 1 added ("dequantised": Uria et al.
+        # 2013, https://arxiv.org/abs/1306.0186, section 6.1).
+        try:
+            from sklearn.datasets import load_digits
+        except ModuleNotFoundError:
+            raise MissingExtraError("--data digits", "scikit-learn", _EXTRA) from None
+        rng = np.random.default_rng(seed)
+        digits = rng.permutation(load_digits().data)
+        parted = _parted(name, (digits + rng.random(digits.shape)).astype(np.float32), sizes)
         return _standardised(parted, (1, 8, 8), most=17.0)
     if name in PATCHES:
         side = PATCHES[name]
-        patches = dequantised_patches(side, sizes.total, seed)
+        patches = _dequantised_patches(side, sizes.total, seed)
         return _standardised(_parted(name, patches, sizes), (3, side, side), most=256.0)
     if name == CIFAR10:
         return _cifar10(sizes, seed, folder)
@@ -203,3 +215,26 @@ def read_samples(path: Path) -> _Array:
         )
         raise DataError(str(path), reason)
     return samples.astype(np.float32)
+
+
+def _dequantised_patches(side: int, num_patches: int, seed: int) -> NDArray[np.float32]:
+    """Cut square patches from photographs, (patches, 3 side side), pixels from 0 to 256.
+
+    Channels come first, then rows.
+
+    Raises:
+        MissingExtraError: if scikit-image is not installed.
+    """
+    try:
+        from skimage import data
+    except ModuleNotFoundError:
+        raise MissingExtraError("--data patches", "scikit-image", _EXTRA) from None
+    rng = np.random.default_rng(seed)
+    photographs = [getattr(data, name)()[..., :3] for name in _PHOTOGRAPHS]
+    patches = np.empty((num_patches, 3, side, side), np.float32)
+    for patch in patches:
+        picture = photographs[rng.integers(len(photographs))]
+        row = rng.integers(picture.shape[0] - side + 1)
+        column = rng.integers(picture.shape[1] - side + 1)
+        patch[:] = picture[row : row + side, column : column + side].transpose(2, 0, 1)
+    return (patches + rng.random(patches.shape, np.float32)).reshape(num_patches, -1)

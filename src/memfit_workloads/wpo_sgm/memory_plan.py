@@ -30,7 +30,8 @@ def plan_training(job: Job, settings: TrainingSettings, num_centres: int) -> Pla
     Raises:
         NoPlanFitsError: if no plan keeps the step inside the budget.
     """
-    strategy, memory = settings.strategy, settings.memory_settings
+    strategy = settings.strategy
+    memory = replace(settings.memory_settings, num_steps=settings.num_steps)
     if memory.plan_file is None and strategy.name == "auto" and strategy.auto_policy != "planner":
         # Whether centres are shared among devices has been decided before.
         strategy = replace(strategy, name=chosen_by_thresholds(job, settings, num_devices=1))
@@ -65,7 +66,7 @@ def _as_told(job: Job, settings: TrainingSettings, chunk: int | None) -> Planned
         raise NoPlanFitsError(
             budget_bytes,
             needed_bytes,
-            planned.planned.by_category,
+            planned.planned.bounded_parts(),
             planned.plan.labels(),
             (remedy,),
         )

@@ -139,6 +139,7 @@ class ModelParallelTrainer:
                 samples.to(centers.device),
                 parameters=parameters,
                 chunk=min(self.chunk_size or len(centers), len(centers)),
+                is_part=len(self.centers_per_device) > 1,
             )
             found.append(
                 type(mean)(mean.log_sum_exp.to(first), tuple(m.to(first) for m in mean.means))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import lr_scheduler
 
 from memfit.units import format_bytes
 from memfit_workloads import train as training
@@ -32,9 +33,8 @@ from .job import build_job, sizes_for
 from .memory_estimate import estimate_lines, memory_line
 from .memory_plan import evaluation_chunk, plan_training
 from .model import KernelMixture
-from .results import drawn_pictures, final_metrics, result_lines
+from .pictures import drawn_pictures, final_metrics, result_lines
 from .sampling import draw
-from .schedules import build_schedule, follows_validation
 from .settings import TrainingSettings
 from .sharing import MODEL_PARALLEL, sharing
 from .whitening import Whitening
@@ -46,9 +46,12 @@ if TYPE_CHECKING:
 
     from memfit import Job
 
+
 _LATEST, _BEST, _FINAL = "latest_checkpoint.pth", "best_model.pth", "final_model.pth"
 _CENTRES, _WHITENING, _RESULT = "centers.pth", "whitening.pth", "result.json"
 _LOG = ("step", "loss", "lr")
+_WARM_SHARE = 0.3
+_NUM_DECAYS = 3
 
 
 def train(settings: TrainingSettings, console: Console) -> dict[str, Any]:
@@ -206,7 +209,7 @@ class WpoSgmTraining(System):
         self._device = next(self.run.model.parameters()).device
         self.mixture.group = self.ranks.group
         self.ranks.same(list(self.mixture.parameters()))
-        self._schedule = build_schedule(
+        self._schedule = _build_schedule(
             self.settings.scheduler, self.run.optimizer, self.settings.num_steps
         )
         torch.manual_seed(self.settings.seed)
@@ -231,7 +234,7 @@ class WpoSgmTraining(System):
         """Note the step, and go on in the schedule."""
         del seconds
         learning_rate = self.run.optimizer.param_groups[0]["lr"]
-        if not follows_validation(self._schedule):
+        if not _follows_validation(self._schedule):
             self._schedule.step()
         self.state.step += 1
         self.state.log.append({"step": self.state.step, "loss": loss, "lr": learning_rate})
@@ -260,7 +263,7 @@ class WpoSgmTraining(System):
             "measured_peak_bytes": self.run.measured_peak_bytes,
         }
         state.history.append(line)
-        if follows_validation(self._schedule):
+        if _follows_validation(self._schedule):
             self._schedule.step(line["valid_objective"])
         if math.isfinite(nll) and (state.best_nll is None or nll < state.best_nll):
             state.best_step, state.best_nll = state.step, nll
@@ -398,3 +401,29 @@ class WpoSgmTraining(System):
         """Write the result, and add what was said at the end to the log."""
         self.folder.write_json(_RESULT, result)
         self.folder.append("training.log", lines)
+
+
+def _build_schedule(name: str, optimizer: torch.optim.Optimizer, num_steps: int) -> Any:
+    """Build a schedule that is told of every step.
+
+    ``one_cycle`` rises for 30 % of the steps and falls as a cosine; ``step`` divides by ten three
+    times; ``reduce_on_plateau`` halves after ten validations without a better one.
+    """
+    if name == "one_cycle":
+        peak = optimizer.param_groups[0]["lr"]
+        return lr_scheduler.OneCycleLR(
+            optimizer, max_lr=peak, total_steps=num_steps + 1, pct_start=_WARM_SHARE
+        )
+    if name == "cosine_annealing":
+        return lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_steps)
+    if name == "step":
+        each = max(1, num_steps // (_NUM_DECAYS + 1))
+        return lr_scheduler.StepLR(optimizer, step_size=each, gamma=0.1)
+    if name == "reduce_on_plateau":
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5)
+    return lr_scheduler.ConstantLR(optimizer, factor=1.0)
+
+
+def _follows_validation(schedule: Any) -> bool:
+    """Return whether a schedule goes by validations, not by steps."""
+    return isinstance(schedule, lr_scheduler.ReduceLROnPlateau)

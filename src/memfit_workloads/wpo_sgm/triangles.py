@@ -58,7 +58,8 @@ class _FilledTriangles(torch.autograd.Function):
         """Return matrices (C, D, D) and diagonals (C, D)."""
         num_dimensions = round((2 * packed.shape[1] + 0.25) ** 0.5 - 0.5)
         matrices = packed.new_zeros((len(packed), num_dimensions, num_dimensions))
-        matrices.flatten(1)[:, places] = packed
+        # Not by brackets, which take another way for a single matrix.
+        torch.ops.aten.index_put_(matrices.flatten(1), [None, places], packed)
         diagonal = matrices.diagonal(dim1=1, dim2=2)
         raw = diagonal.clone()
         if is_positive:
@@ -76,5 +77,5 @@ class _FilledTriangles(torch.autograd.Function):
         of_raw = of_matrices.diagonal(dim1=1, dim2=2) + of_diagonals
         if ctx.is_positive:
             of_raw = of_raw * torch.sigmoid(raw)
-        of_packed[:, on_diagonal] = of_raw
+        torch.ops.aten.index_put_(of_packed, [None, on_diagonal], of_raw)
         return of_packed, None, None

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from memfit.errors import MemfitError, MemfitWarning
-from memfit.integrations.deepspeed.build_locks import check_build_locks
+from memfit.integrations.deepspeed.starting import check_build_locks
 
 
 @pytest.fixture

@@ -153,6 +153,7 @@ def test_without_deepspeed_the_error_has_the_pip_line(monkeypatch: pytest.Monkey
         starting._deepspeed()
 
 
+@pytest.mark.slow
 def test_deepspeed_itself_reads_what_is_written() -> None:
     config_module = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed is missing")
     for stage in range(4):

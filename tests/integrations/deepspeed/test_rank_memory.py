@@ -38,6 +38,7 @@ def test_what_is_on_the_host_is_counted_where_the_host_is_the_device() -> None:
     assert "fp32 weights" not in terms
 
 
+@pytest.mark.slow
 def test_the_bucket_is_counted_whole_and_small_weights_stay() -> None:
     _, terms = found(stage=3)
     assert terms["reduce bucket"] == 400

@@ -17,7 +17,7 @@ from memfit.live_state.harmless import Instrument
 from memfit.strategies import MicroBatching
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=12),))
 FORWARD, BACKWARD = "aten.addmm.default", "aten.threshold_backward.default"
 UPDATE, CLIPPING = "aten.add_.Tensor", "aten.linalg_vector_norm.default"

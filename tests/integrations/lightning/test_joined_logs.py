@@ -81,6 +81,7 @@ def spoken(call: Any) -> tuple[Any, list[str]]:
     return found, [str(each.message) for each in caught if issubclass(each.category, MemfitWarning)]
 
 
+@pytest.mark.slow
 def test_what_is_no_mean_over_samples_is_that_of_the_batch() -> None:
     plain, _ = fitted(ManyKinds)
     (split, _), words = spoken(lambda: fitted(ManyKinds, MemfitCallback(plan=SPLIT)))
@@ -92,6 +93,7 @@ def test_what_is_no_mean_over_samples_is_that_of_the_batch() -> None:
     assert 0 < difference(plain, split) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_trial_under_statistics_of_the_batch_leaves_them_alone() -> None:
     normed = functools.partial(ManyKinds, has_norm=True)
     plain, _ = fitted(normed, max_epochs=1)
@@ -102,6 +104,7 @@ def test_a_trial_under_statistics_of_the_batch_leaves_them_alone() -> None:
     assert difference(plain, split) < 1e-12
 
 
+@pytest.mark.slow
 def test_what_no_way_gives_is_named_once() -> None:
     class Spread(ManyKinds):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -115,6 +118,7 @@ def test_what_no_way_gives_is_named_once() -> None:
     assert "logs 'spread', which for a batch is neither a mean" in words[0]
 
 
+@pytest.mark.slow
 def test_values_of_half_precision_are_tried_in_full() -> None:
     flags = {"precision": "bf16-mixed", "max_epochs": 1}
     plain, _ = fitted(ManyKinds, **flags)
@@ -126,6 +130,7 @@ def test_values_of_half_precision_are_tried_in_full() -> None:
         assert other == pytest.approx(one, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_mean_over_samples_beside_a_loss_over_labels_counts_by_samples() -> None:
     class Both(Tagger):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -161,6 +166,7 @@ class Captured(Noting):
         return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rehearse", [True, False], ids=["rehearsed", "at once"])
 def test_a_log_that_was_kept_before_training_logs_batches(rehearse: bool) -> None:
     plain, _ = fitted(Captured)
@@ -190,6 +196,7 @@ def written(folder: Any) -> list[int]:
     return [each.step for each in accumulator.Scalars("direct")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan_of", [Plan(), SPLIT], ids=["whole", "cut"])
 def test_what_a_step_writes_itself_is_one_line_for_each_batch(tmp_path: Any, plan_of: Any) -> None:
     logger = TensorBoardLogger(str(tmp_path))
@@ -202,6 +209,7 @@ def test_what_a_step_writes_itself_is_one_line_for_each_batch(tmp_path: Any, pla
     assert is_told is (plan_of is SPLIT)
 
 
+@pytest.mark.slow
 def test_planning_writes_nothing_to_a_logger(tmp_path: Any) -> None:
     logger = TensorBoardLogger(str(tmp_path))
     made = trainer(logger=logger)

@@ -18,7 +18,7 @@ from memfit.integrations.lightning import callback as callback_module
 from memfit.journal.records import LeakEvent
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Keeping(Classifier):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from memfit.errors import NoPlanFitsError
 from memfit.integrations.lightning import MemfitCallback
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 class Finetuned(Classifier):

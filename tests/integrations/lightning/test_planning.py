@@ -30,6 +30,7 @@ def loader(batch_size: int = 64) -> Any:
     return DataLoader(samples(256), batch_size=batch_size, shuffle=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 1.0}])
 def test_what_is_predicted_is_measured(flags: dict[str, Any]) -> None:
     wide = partial(Classifier, width=400)
@@ -40,6 +41,7 @@ def test_what_is_predicted_is_measured(flags: dict[str, Any]) -> None:
     assert callback.measured_peak_bytes == pytest.approx(found.peak_allocated_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_plan_fits_half_of_the_plain_peak_and_is_run() -> None:
     wide = partial(Classifier, width=100)
     data = partial(loader, 256)
@@ -56,6 +58,7 @@ def test_a_plan_fits_half_of_the_plain_peak_and_is_run() -> None:
     assert callback.measured_peak_bytes <= plain * 0.6
 
 
+@pytest.mark.slow
 def test_planning_leaves_module_trainer_and_random_states_alone() -> None:
     module, made = Classifier(), trainer()
     weights = {name: value.clone() for name, value in module.state_dict().items()}
@@ -78,11 +81,13 @@ def test_planning_leaves_module_trainer_and_random_states_alone() -> None:
     assert difference(module, again) == 0
 
 
+@pytest.mark.slow
 def test_a_budget_that_nothing_fits_is_an_error_before_training() -> None:
     with pytest.raises(NoPlanFitsError):
         plan(trainer(), Classifier(), loader(), budget="1KiB")
 
 
+@pytest.mark.slow
 def test_the_command_plans_for_a_trainer(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "training.py"
     file.write_text(
@@ -94,6 +99,7 @@ def test_the_command_plans_for_a_trainer(tmp_path: Any, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["fits"] is True
 
 
+@pytest.mark.slow
 def test_checkpoints_go_on_in_either_training(tmp_path: Any) -> None:
     kept = {}
     for name, callbacks in (("plain", ()), ("split", (MemfitCallback(plan=SPLIT),))):
@@ -133,6 +139,7 @@ class Finetuned(Classifier):
         return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
 
 
+@pytest.mark.slow
 def test_other_parameters_from_some_epoch_on_are_planned_anew() -> None:
     kinds = {"unfreeze_backbone_at_epoch": 1, "lambda_func": lambda epoch: 1.0}
     plain, _ = fitted(Finetuned, BackboneFinetuning(**kinds))
@@ -171,6 +178,7 @@ def test_optimization_by_hand_is_refused_with_what_there_is_instead() -> None:
     assert difference(plain, attached) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_does_not_say_how_the_optimizer_was_run(tmp_path: Any) -> None:
     plan = Plan(strategies=(OptimizerImplementation(implementation="foreach"),))
     writer = ModelCheckpoint(dirpath=tmp_path, save_last=True)
@@ -186,6 +194,7 @@ def test_a_strategy_that_the_loop_has_no_place_for_says_who_has() -> None:
         plan(trainer(), Classifier(), loader(), require=["optimizer-in-backward"])
 
 
+@pytest.mark.slow
 def test_a_step_whose_log_chooses_by_values_is_predicted() -> None:
     class Asking(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -199,6 +208,7 @@ def test_a_step_whose_log_chooses_by_values_is_predicted() -> None:
     assert found.peak_allocated_bytes > 0
 
 
+@pytest.mark.slow
 def test_a_step_without_a_loss_before_training_says_so() -> None:
     class Skipping(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -208,6 +218,7 @@ def test_a_step_without_a_loss_before_training_says_so() -> None:
         fitted(Skipping, MemfitCallback(plan=SPLIT))
 
 
+@pytest.mark.slow
 def test_pieces_that_disagree_about_a_loss_are_an_error() -> None:
     class Choosy(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -219,6 +230,7 @@ def test_pieces_that_disagree_about_a_loss_are_an_error() -> None:
         fitted(Choosy, MemfitCallback(plan=SPLIT, rehearse=False), max_epochs=4)
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_no_piece_has_a_loss_is_skipped() -> None:
     class Skipping(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

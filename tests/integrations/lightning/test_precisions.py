@@ -55,6 +55,7 @@ def scaled(kind: Any, *callbacks: Any, scale: float = 1024.0, **flags: Any) -> A
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}])
 @pytest.mark.parametrize("kind", [Scaled, Overflowing])
 def test_scaled_losses_skip_the_same_updates(kind: Any, flags: dict[str, Any]) -> None:
@@ -77,6 +78,7 @@ def test_a_scale_that_is_too_large_is_found_as_without_a_callback() -> None:
     assert difference(plain, whole) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [BACKWARD, UPDATE])
 def test_a_shortage_leaves_the_scale_as_it_was(operator: str) -> None:
     plain = scaled(Overflowing)
@@ -88,6 +90,7 @@ def test_a_shortage_leaves_the_scale_as_it_was(operator: str) -> None:
     assert difference(plain, cut) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
 def test_halves_throughout_differ_by_their_rounding(precision: str) -> None:
     plain, _ = fitted(Classifier, precision=precision, max_epochs=1)

@@ -94,6 +94,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [{}, {"accumulate_grad_batches": 3, "gradient_clip_val": 0.1}])
 def test_two_ranks_have_the_weights_and_the_logs_of_two_plain_ones(
     tmp_path: Path, flags: dict[str, Any]

@@ -25,7 +25,7 @@ from memfit.strategies import (
 )
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 KINDS = torchmetrics.classification
 
 

@@ -27,7 +27,7 @@ from memfit.integrations.lightning import MemfitCallback
 from memfit.strategies import BatchNormReplay, MicroBatching
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=12),))
 WAYS: list[dict[str, Any]] = [
     {},

@@ -38,17 +38,19 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_trainer_in_a_script_is_planned(tmp_path: Path) -> None:
     done = run(tmp_path, "--fit", "--budget", "1GiB")
 
     assert done.returncode == 0, done.stderr
-    assert "planned" in done.stdout
+    assert "planned" in done.stdout.splitlines()
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert found["num_steps"] in {4, 5}  # the rehearsal is a step that is undone
 
 
+@pytest.mark.slow
 def test_without_the_flag_it_is_left_alone(tmp_path: Path) -> None:
-    assert "planned" not in run(tmp_path).stdout
+    assert "planned" not in run(tmp_path).stdout.splitlines()
 
 
 def test_allowing_is_for_planning(tmp_path: Path) -> None:
@@ -56,3 +58,14 @@ def test_allowing_is_for_planning(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert "--fit" in done.stderr
+
+
+@pytest.mark.slow
+def test_what_cannot_be_planned_is_not_trained(tmp_path: Path) -> None:
+    done = run(tmp_path, "--fit", "--budget", "1KiB")
+
+    assert done.returncode == 1
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["sentence"].startswith("Nothing was trained without a plan: the trainer is not")
+    assert "No plan fits" in found["unplanned"]
+    assert (found["num_steps"], found["budget_bytes"], found["is_planned"]) == (0, 1024, False)

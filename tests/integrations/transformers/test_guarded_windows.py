@@ -18,7 +18,7 @@ from memfit.live_state.harmless import Instrument
 from memfit.strategies import ActivationCheckpointing, MicroBatching
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=4),))
 FORWARD, BACKWARD = "aten.addmm.default", "aten.native_layer_norm_backward.default"
 UPDATE, CLIPPING = "aten.addcdiv_.default", "aten.linalg_vector_norm.default"

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=3),))
 
 
+@pytest.mark.slow
 def test_a_plan_for_half_the_peak_trains_inside_it() -> None:
     """Predicted is measured on the largest batch, and the weights are those of the plain one."""
     longest = sorted(texts(40, "tokens"), key=lambda row: -len(row["input_ids"]))[:8]
@@ -55,6 +56,7 @@ def test_a_plan_for_half_the_peak_trains_inside_it() -> None:
     assert difference(made.model, other.model) < 1e-6
 
 
+@pytest.mark.slow
 def test_fit_plans_and_trains_and_leaves_the_trainer_alone() -> None:
     made = trainer("bert", max_steps=2)
     result = fit(made, "1GiB")
@@ -64,6 +66,7 @@ def test_fit_plans_and_trains_and_leaves_the_trainer_alone() -> None:
     assert "step" not in vars(made.optimizer) or made.optimizer.step.__name__ != "replaced"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned_first", [True, False])
 def test_each_training_goes_on_from_the_others_checkpoint(
     tmp_path: Path, *, planned_first: bool
@@ -86,6 +89,7 @@ def test_each_training_goes_on_from_the_others_checkpoint(
     assert difference(plain.model, second.model) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_command_plans_a_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.py"
     root = Path(__file__).parents[3]
@@ -100,6 +104,7 @@ def test_the_command_plans_a_trainer(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["peak_allocated_bytes"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
@@ -118,6 +123,7 @@ def test_losses_that_couple_samples_are_not_cut(kind: Any, reason: str) -> None:
         made.train()
 
 
+@pytest.mark.slow
 def test_a_loss_of_its_own_past_is_not_cut() -> None:
     made = trainer("bert", strangers.Momentum, train_dataset=texts(24))
     attach(made, plan=SPLIT)
@@ -126,6 +132,7 @@ def test_a_loss_of_its_own_past_is_not_cut() -> None:
         made.train()
 
 
+@pytest.mark.slow
 def test_batches_with_texts_are_not_cut() -> None:
     from tests.zoo.trainers import padded
 
@@ -144,6 +151,7 @@ def test_two_backward_passes_are_refused() -> None:
         predict(trainer("bert", strangers.Adversarial))
 
 
+@pytest.mark.slow
 def test_a_refusal_may_leave_the_training_as_it_is() -> None:
     plain = trainer("bert", strangers.Adversarial)
     plain.train()

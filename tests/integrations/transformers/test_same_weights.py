@@ -15,7 +15,7 @@ from memfit.integrations.transformers.training_step import Weighting
 from memfit.strategies import ActivationCheckpointing, MicroBatching
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=3),))
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[3]
 _SCRIPT = """

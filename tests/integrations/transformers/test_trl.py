@@ -18,7 +18,7 @@ from memfit.integrations.transformers import attach
 from memfit.strategies import MicroBatching
 from memfit.strategies.plan import Plan
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SPLIT = Plan(strategies=(MicroBatching(micro_batch_size=3),))
 
 

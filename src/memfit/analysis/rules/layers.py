@@ -54,12 +54,43 @@ def _results_of(use: Use, flows: Sequence[Flow]) -> list[Flow]:
 def convolved(use: Use) -> list[Flow]:
     """Convolve each sample."""
     flow = _input(use)
+    if _has_own_groups(use):
+        return [_in_own_groups(use, "input", "weight", "bias")]
     check_weights(use, "weight", "bias")
     if not flow.is_plain and use.argument("bias") is not None:
         raise CoupledError(NOT_PLAIN)
     if flow.kind is Kind.EACH and flow.batch_dim != 0:
         raise NotFollowedError("convolves over the dimension of the samples")
     return [_like(flow)]
+
+
+def _has_own_groups(use: Use) -> bool:
+    """Return whether a convolution's groups follow the batch, so that each sample has its own."""
+    first, second = use.arguments("groups")
+    return bool(first != second)
+
+
+def _in_own_groups(use: Use, *names: str) -> Flow:
+    """Check that samples lie behind one another in the channels, each with weights of its own.
+
+    Raises:
+        CoupledError: if a group holds channels of several samples, or meets weights of another one.
+    """
+    sizes, groups = use.sizes, use.arguments("groups")
+    if groups[0] % sizes.first or groups[0] * sizes.second != groups[1] * sizes.first:
+        raise CoupledError("has groups of channels of several samples")
+    flows = [(flow, name == names[0]) for name in names if (flow := use.flow(name)) is not None]
+    for flow, is_input in flows:
+        axis = flow.axes[1 if is_input else 0]
+        if axis is None or not axis.matches(Axis(inner=axis.outer * axis.inner)):
+            raise CoupledError("brings samples together with other samples of the batch")
+    if any(flow.kind is not Kind.EACH or not flow.is_plain for flow, _ in flows[1:]):
+        raise CoupledError(NOT_PLAIN)
+    if not flows[0][0].is_plain and use.flow("bias") is not None:
+        raise CoupledError(NOT_PLAIN)
+    axes = use.varying_axes(use.call.results[0])
+    own = (None if axis is None else Axis(inner=axis.inner) for axis in axes)
+    return samples_along(own, *(flow for flow, _ in flows), ratio=flows[0][0].ratio)
 
 
 def _like(flow: Flow, num_dims: int | None = None) -> Flow:
@@ -74,6 +105,12 @@ def _like(flow: Flow, num_dims: int | None = None) -> Flow:
 def convolved_back(use: Use) -> list[Flow]:
     """Carry a gradient back through a convolution."""
     gradient, inputs = use.flows[:2]
+    if _has_own_groups(use):
+        _in_own_groups(use, "grad_output", "weight")
+        _in_own_groups(use, "input", "weight")
+        varying = [use.varying_axes(result) for result in use.call.results]
+        own = [[axis and Axis(inner=axis.inner) for axis in axes] for axes in varying]
+        return [samples_along(axes, *use.flows, ratio=gradient.ratio) for axes in own]
     check_weights(use, "weight")
     for flow in (gradient, inputs):
         if flow.kind is Kind.EACH and flow.batch_dim != 0:
@@ -161,11 +198,26 @@ def batch_normalised(use: Use) -> list[Flow]:
         _check_own_weights(use, flow)
         stats = Flow(kind=Kind.EACH, axes=(flow.axes[1],))
         return [_like(flow), stats, stats, *[stats] * (len(use.call.results) - 3)]
-    if _is_training(use) and not use.given.statistics:
+    if _is_training(use) and not use.gets_statistics:
         raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
     check_weights(use, "weight", "bias", "running_mean", "running_var")
     given = Flow(kind=Kind.FREE, axes=(None,))
     return [_like(flow), given, given, *[given] * (len(use.call.results) - 3)]
+
+
+def check_statistics_of(use: Use) -> None:
+    """Check that statistics which are taken as given are not of what every piece computes anew.
+
+    They are merged from those of the pieces, and such rows would count once for each.
+
+    Raises:
+        CoupledError: if they are.
+    """
+    if use.gets_statistics and use.name in _BATCH_NORMS and _is_training(use):
+        raise CoupledError(
+            "normalises something without samples (batch normalisation), which every piece would "
+            "count again"
+        )
 
 
 def _check_own_weights(use: Use, flow: Flow) -> None:
@@ -190,13 +242,14 @@ def batch_normalised_back(use: Use) -> list[Flow]:
     if inputs.batch_dim == 1:
         each = Flow(kind=Kind.EACH, axes=(inputs.axes[1],), ratio=gradient.ratio)
         return _results_of(use, [_like(gradient), each, each])
-    if _is_training(use) and not use.given.statistics:
+    # What the forward has saved is mixed if it took its own statistics, and never comes here then.
+    if _is_training(use) and use.flow("save_mean") is None:
         raise CoupledError("takes its statistics over the whole batch (batch normalisation)")
     total = _total(1, gradient, inputs)
     return _results_of(use, [_like(gradient), total, total])
 
 
-_LINEAR = ("triu", "tril")
+_LINEAR_IN = {"triu": "self", "tril": "self", "linalg_lu_solve": "B"}
 
 
 def leading(num_dims: int) -> Callable[[Use], list[Flow]]:
@@ -204,8 +257,11 @@ def leading(num_dims: int) -> Callable[[Use], list[Flow]]:
 
     def rule(use: Use) -> list[Flow]:
         flows = [use.flow_of(ref) for ref in use.tensors]
-        if use.name in _LINEAR and flows[0].kind is Kind.SUM:
-            return [_like(flows[0])]
+        linear = use.flow(_LINEAR_IN[use.name]) if use.name in _LINEAR_IN else None
+        others = (flow for flow in flows if flow is not linear)
+        plain = all(flow.kind is Kind.FREE and flow.is_plain for flow in others)
+        if linear is not None and linear.kind is Kind.SUM and plain:
+            return [replace(linear, axes=(None,) * len(use.result_size()))]
         axes = _common_leading(use, num_dims)
         for flow in flows:
             if flow.kind is Kind.SUM or (not flow.is_plain and len(flows) > 1):
@@ -221,9 +277,10 @@ def _common_leading(use: Use, num_dims: int) -> list[Axis | None]:
     found: list[Axis | None] = []
     for ref in use.tensors:
         axes = use.flow_of(ref).axes
-        if any(axes[max(0, len(axes) - num_dims) :]):
+        own_dims = num_dims - (ref == use.argument("pivots"))  # one number for each row of a matrix
+        if any(axes[max(0, len(axes) - own_dims) :]):
             raise CoupledError("works along the samples")
-        mine = list(axes[: max(0, len(axes) - num_dims)])
+        mine = list(axes[: max(0, len(axes) - own_dims)])
         if any(mine):
             if any(found) and mine != found:
                 raise CoupledError("brings samples together with other samples of the batch")

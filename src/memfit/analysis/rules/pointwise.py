@@ -164,6 +164,8 @@ def sum_of(use: Use, flows: Sequence[Flow]) -> Flow:
 def multiplied(use: Use) -> list[Flow]:
     """Multiply tensors and numbers."""
     refs = use.tensors
+    if any(flow.is_positions for flow in use.flows):
+        return [_further_apart(use)]
     flows = [use.flow_of(ref) for ref in refs]
     ratio = 1.0
     for first, second, _ in _numbers(use):
@@ -177,6 +179,19 @@ def multiplied(use: Use) -> list[Flow]:
         others = [flow for flow in flows if flow is not sums[0]]
         return [replace(times(use, sums[0], others), ratio=ratio)]
     return [combined(use, refs, ratio)]
+
+
+def _further_apart(use: Use) -> Flow:
+    """Multiply the numbers of samples by the length of a sample's part: where each begins.
+
+    Raises:
+        CoupledError: if it is no such number.
+    """
+    step, other = use.arguments("other")
+    if type(step) is not int or step != other or step < 1:
+        raise CoupledError("uses the positions of samples in the batch")
+    flow = use.flows[0]
+    return replace(flow, stride=flow.stride * step)
 
 
 def divided(use: Use) -> list[Flow]:

@@ -268,5 +268,5 @@ RULES: Mapping[str, Any] = {
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), put),
     **dict.fromkeys(("index_add", "index_copy"), index_added),
     **dict.fromkeys(("slice_backward", "select_backward"), sliced_back),
-    "diagonal_backward": diagonal_back,
+    **dict.fromkeys(("diagonal_backward", "diag_embed"), diagonal_back),
 }

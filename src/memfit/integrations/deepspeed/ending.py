@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from memfit.errors import BatchConditionError, MemfitError, OtherRankError, StrategyError
-from memfit.integrations.deepspeed.emergency import EmergencyCheckpoint
 from memfit.journal.printable import printable
 from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.runtime.guard.ranks import has_lost_peer
@@ -31,6 +31,8 @@ _PATIENCE_SECONDS = 30.0
 _EXIT_CODE = 4
 _AGREED = (StrategyError, BatchConditionError, OtherRankError)
 """What all ranks raise together before the first pass; nothing has happened then."""
+_WAIT_SECONDS = 20.0
+_PART_LOOK_SECONDS = 0.2
 
 
 class EngineStoppedError(MemfitError):
@@ -55,7 +57,7 @@ class Ending:
 
     def __init__(self, folder: str | Path | None) -> None:
         self._folder = folder
-        self._checkpoint: EmergencyCheckpoint | None = None
+        self._checkpoint: _EmergencyCheckpoint | None = None
         self._engine: Any = None
         self._is_torn = self._has_ended = self._is_inside = self._has_passes = False
         self._closed = threading.Event()
@@ -72,7 +74,7 @@ class Ending:
         """Listen for other ranks from now on."""
         self._engine = engine
         if self._folder is not None:
-            self._checkpoint = EmergencyCheckpoint(engine, Path(self._folder))
+            self._checkpoint = _EmergencyCheckpoint(engine, Path(self._folder))
         self._rank = dist.get_rank()
         # There is no public way to the store. Names are used once; every rank counts alike.
         store: Any = dist.distributed_c10d._get_default_store()
@@ -187,3 +189,62 @@ class Ending:
 
     def _note_update(self, *_: object) -> None:
         self._is_torn = True
+
+
+class _EmergencyCheckpoint:
+    """Write DeepSpeed's own files, which ``load_checkpoint`` reads, without its barriers.
+
+    ``latest`` is written by the first rank alone, once all parts are there.
+
+    Args:
+        engine: of DeepSpeed.
+        folder: that all ranks see.
+    """
+
+    def __init__(self, engine: Any, folder: Path) -> None:
+        self._engine, self._folder = engine, folder
+        self._rank, self._num_ranks = dist.get_rank(), dist.get_world_size()
+
+    def write(self, num_steps: int) -> str:
+        """Write this rank's part of the state after so many steps; return what to say of it."""
+        engine, tag = self._engine, f"emergency_step{num_steps}"
+        if engine.zero_nvme_offload_optimizer():
+            return "Nothing was saved: states lie in files of the NVMe disk."
+        if num_steps == 0:
+            return "Nothing was saved: no step was done yet."
+        place = self._folder / tag
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            # As DeepSpeed's save_checkpoint does (engine.py, 0.19.8), which waits for all ranks.
+            with patch.object(engine, "module_state_dict", self._weights):
+                engine._save_checkpoint(str(self._folder), tag, client_state={})
+            if engine.save_zero_checkpoint:
+                engine._save_zero_checkpoint(str(self._folder), tag)
+            (place / f"rank-{self._rank}.saved").touch()
+            if self._rank == 0 and not self._finish(place):
+                return f"Nothing was saved: other ranks have not written their parts of {place}."
+        except Exception as error:  # noqa: BLE001 - the failure that brought us here is told first
+            return f"Nothing was saved: {type(error).__name__}: {error}."
+        return f"The state after step {num_steps} lies in {place}; run.load_checkpoint reads it."
+
+    def _weights(self, **_: object) -> dict[str, Any]:
+        """Return the module's state; in stage 3 without weights that a pass has gathered.
+
+        DeepSpeed's own files have empty places for them: what counts there are the fp32 shards.
+        """
+        state: dict[str, Any] = dict(self._engine.module.state_dict())
+        for name, parameter in self._engine.module.named_parameters():
+            if hasattr(parameter, "ds_tensor") and not parameter.ds_persist:
+                state[name] = torch.empty(0, dtype=parameter.dtype)
+        return state
+
+    def _finish(self, place: Path) -> bool:
+        """Name the checkpoint as the latest when all parts are there."""
+        parts = [place / f"rank-{rank}.saved" for rank in range(self._num_ranks)]
+        give_up = time.monotonic() + _WAIT_SECONDS
+        while not all(part.exists() for part in parts):
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_PART_LOOK_SECONDS)
+        (self._folder / "latest").write_text(place.name, encoding="utf-8")
+        return True

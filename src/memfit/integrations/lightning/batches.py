@@ -6,13 +6,11 @@ from typing import Any
 
 import torch
 
-from memfit.integrations.batches import can_look_ahead, num_rows, resized
+from memfit.integrations.batches import can_look_ahead
 from memfit.integrations.lightning.framework import part_of
 from memfit.live_state import LiveState
 from memfit.runtime.largest_batch import largest_batch
 from memfit.session.deterministic_draws import untouched_randomness
-
-__all__ = ["largest_training_batch", "num_rows", "on_device", "resized"]
 
 MOST_SECONDS = 10.0
 """Reading samples to find the largest may take so long."""

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from memfit.errors import MemfitError
 from memfit.figures import Prediction
-from memfit.integrations.lightning.batches import largest_training_batch, num_rows
+from memfit.integrations.batches import num_rows
+from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
-from memfit.integrations.lightning.loggers import LoggerListener
 from memfit.integrations.lightning.loop import LoopSettings, PlannedLoop
 from memfit.integrations.lightning.phases import trained
 from memfit.integrations.lightning.planning import PlanningSettings, count_terms, plan_for
 from memfit.integrations.lightning.training_step import Count, TrainingStep, check_supported, job_of
 from memfit.journal.folder import CONTINUE, REFUSE
-from memfit.journal.records import Event
+from memfit.journal.records import Ending, Event, OutOfMemoryEvent, RunFacts, StepRecord
+from memfit.journal.sentences import event_sentence
+from memfit.listeners.scalars import PREFIX, scalars
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.peaks import peaks_on
 from memfit.observe.starting import start_observing
@@ -28,6 +29,7 @@ from memfit.session.storages import owned_tensors
 from memfit.strategies.plan import Plan
 
 _Callback: Any = callback_class()
+_LOG = logging.getLogger("memfit")
 
 
 class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen when it is imported
@@ -208,7 +210,9 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         found = self._given
         if found is None:
             # One plan on all ranks, whose clocks and data may differ.
-            found = trainer.strategy.broadcast(plan_for(step, job, self._wanted))
+            found = trainer.strategy.broadcast(
+                plan_for(step, job, self._wanted).unless_interrupted()
+            )
         else:
             with step.metrics.replaced():
                 count_terms(step, job)
@@ -244,10 +248,10 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         device_type = trainer.strategy.root_device.type
         observer = StepObserver(
             peaks_on(device_type, takes_timeline=self._folder is not None),
-            owned=lambda batch: _owned(trainer, module, batch),
+            owned=lambda batch: owned_tensors(module, trainer.optimizers[0], batch),
             leaks_fraction=LEAKS_FRACTION if self._finds_leaks else None,
         )
-        listener = LoggerListener(trainer)
+        listener = _LoggerListener(trainer)
         start_observing(
             observer,
             device_type,
@@ -270,6 +274,40 @@ class MemfitCallback(_Callback):  # type: ignore[misc]  # its package is chosen 
         self._batch = None
 
 
-def _owned(trainer: Any, module: torch.nn.Module, batch: Any) -> Any:
-    """List the tensors of a training, with the optimizer that it has now."""
-    return owned_tensors(module, trainer.optimizers[0], batch)
+class _LoggerListener:
+    """Log what steps take below ``memory/``, as often as the trainer logs, and count events.
+
+    Args:
+        trainer: whose loggers.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._num_out_of_memory = 0
+
+    def begin(self, facts: RunFacts) -> None:
+        """Say what is run."""
+        if self._trainer.is_global_zero:
+            strategies = ", ".join(facts.strategies) or "as it is"
+            _LOG.info("memfit runs the training under its plan: %s", strategies)
+
+    def step(self, record: StepRecord) -> None:
+        """Log the numbers of a step, where the trainer logs its own."""
+        if record.step % max(1, self._trainer.log_every_n_steps) == 0:
+            self._log(scalars(record, self._num_out_of_memory))
+
+    def event(self, event: Event) -> None:
+        """Say what happened, and mark the step in the loggers."""
+        self._num_out_of_memory += isinstance(event, OutOfMemoryEvent)
+        kind = type(event).__name__.removesuffix("Event").lower()
+        if self._trainer.is_global_zero:
+            _LOG.warning("memfit: %s", event_sentence(event))
+        self._log({f"{PREFIX}event_{kind}": 1.0})
+
+    def end(self, ending: Ending | None) -> None:
+        """Do nothing: Lightning closes its loggers."""
+
+    def _log(self, values: dict[str, float]) -> None:
+        step = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        for logger in self._trainer.loggers:
+            logger.log_metrics(values, step=step)

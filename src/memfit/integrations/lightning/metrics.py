@@ -237,18 +237,15 @@ class Metrics:
 
     def _find(self, module: torch.nn.Module, prefix: str) -> None:
         for name, child in module.named_children():
-            if _is_metric(child):
+            kinds = type(child).__mro__
+            if any(
+                kind.__name__ in _KINDS and kind.__module__.startswith("torchmetrics.")
+                for kind in kinds
+            ):
                 proxy = MetricProxy(_Calls(child, f"{prefix}{name}", self))
                 self._places.append((module._modules, name, child, proxy))
             else:
                 self._find(child, f"{prefix}{name}.")
-
-
-def _is_metric(module: torch.nn.Module) -> bool:
-    kinds = type(module).__mro__
-    return any(
-        kind.__name__ in _KINDS and kind.__module__.startswith("torchmetrics.") for kind in kinds
-    )
 
 
 def _emptied(metric: Any) -> Any:

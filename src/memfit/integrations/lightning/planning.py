@@ -9,7 +9,7 @@ from typing import Any
 
 from memfit.errors import MemfitError
 from memfit.figures import Prediction
-from memfit.integrations.labels import LabelsSeen
+from memfit.integrations.labels import find_labels
 from memfit.integrations.lightning.batches import largest_training_batch
 from memfit.integrations.lightning.framework import callback_class
 from memfit.integrations.lightning.muted_loggers import muted
@@ -21,7 +21,6 @@ from memfit.planner.planning import plan as plan_job
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.evaluation import Progress
 from memfit.prediction.predict import predict as predict_job
-from memfit.prediction.recording import record
 from memfit.session.deterministic_draws import untouched_randomness
 from memfit.strategies.plan import Plan
 
@@ -91,17 +90,10 @@ def plan_for(
 def count_terms(step: TrainingStep, job: Job) -> None:
     """Have pieces count by the labels that the loss does not ignore, where the batch has such.
 
-    The step is recorded to see which part of the batch its loss takes for labels. That pieces keep
-    the results then is tried on the batch.
+    That pieces keep the results then is tried on the batch.
     """
-    if step.count is not None or job.batch_size < 2:
-        return
-    step.labels_seen = LabelsSeen()
-    with suppress(MemfitError):  # whoever plans will say why it cannot be recorded
-        record(job)
-    found, step.labels_seen = step.labels_seen.labels, None
-    if found is not None and found.are_ignored_in(step.reference):
-        step.count = found
+    if step.count is None and job.batch_size > 1:
+        step.count = find_labels(step, job)
 
 
 def device_of(trainer: Any) -> str:
@@ -188,16 +180,20 @@ def at_train_start(
                     "training. MemfitCallback plans with the first one."
                 )
                 raise MemfitError(msg)
-            answers.append(asked(step, job_of(step, batch)))
+            # Left to Lightning, an interruption would end the process.
+            with suppress(KeyboardInterrupt):
+                answers.append(asked(step, job_of(step, batch)))
             raise _DoneError
 
     with _only(trainer, Asking()), untouched_randomness():
         try:
-            if _is_data_module(data):
+            if any(kind.__name__ == "LightningDataModule" for kind in type(data).__mro__):
                 trainer.fit(module, datamodule=data)
             else:
                 trainer.fit(module, data)
         except _DoneError:
+            if not answers:
+                raise KeyboardInterrupt from None
             return answers[0]
     msg = "The trainer left fit before its first batch, so there is nothing to predict."
     raise MemfitError(msg)
@@ -213,7 +209,3 @@ def _only(trainer: Any, callback: Any) -> Iterator[None]:
         yield
     finally:
         trainer.callbacks, trainer.loggers, trainer.num_sanity_val_steps = before
-
-
-def _is_data_module(data: Any) -> bool:
-    return any(kind.__name__ == "LightningDataModule" for kind in type(data).__mro__)

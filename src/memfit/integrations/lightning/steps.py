@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from memfit.errors import StrategyError
-from memfit.integrations.lightning.batches import num_rows
+from memfit.integrations.batches import num_rows
 from memfit.integrations.lightning.framework import Progress, call_hook, hooks_muted, part_of
 from memfit.integrations.lightning.training_step import StepSkippedError, TrainingStep
 from memfit.integrations.windows import WindowSteps

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from memfit.errors import MemfitError, StrategyError
+from memfit.integrations.batches import Resized, num_rows
 from memfit.integrations.labels import LabelsSeen
-from memfit.integrations.lightning.batches import num_rows, resized
 from memfit.integrations.lightning.framework import inside_hook, part_of
 from memfit.integrations.lightning.logged_values import LoggedValues
 from memfit.integrations.lightning.metrics import Metrics
@@ -211,7 +211,14 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
     trainer: Any = step.trainer
     module: torch.nn.Module = step.module
     check_supported(trainer, module)
-    callbacks = _called_in_updates(trainer)
+    # An update may change callbacks, and they are put back.
+    base: Any = part_of(trainer, "callbacks").Callback
+    callbacks = [
+        each
+        for each in trainer.callbacks
+        if any(getattr(type(each), hook) is not getattr(base, hook) for hook in _HOOKS_OF_UPDATES)
+        or any(hook in vars(each) for hook in _HOOKS_OF_UPDATES)
+    ]
     optimizer = trainer.optimizers[0]
 
     def model(_also: Any = callbacks) -> torch.nn.Module:
@@ -220,7 +227,7 @@ def job_of(step: TrainingStep, batch: Any) -> Job:
     step.divisor, step.reference = float(trainer.accumulate_grad_batches), batch
     return Job(
         model=model,
-        batch=_Resized(batch),
+        batch=Resized(batch),
         loss=step,
         optimizer=lambda _: optimizer,
         batch_size=num_rows(batch),
@@ -240,32 +247,6 @@ _HOOKS_OF_UPDATES = (
     "on_before_optimizer_step",
 )
 """What Lightning calls of callbacks between the beginning of a batch and the end of its update."""
-
-
-def _called_in_updates(trainer: Any) -> list[Any]:
-    """List the callbacks that an update calls: it may change them, and they are put back."""
-    base: Any = part_of(trainer, "callbacks").Callback
-    return [
-        each
-        for each in trainer.callbacks
-        if any(getattr(type(each), hook) is not getattr(base, hook) for hook in _HOOKS_OF_UPDATES)
-        or any(hook in vars(each) for hook in _HOOKS_OF_UPDATES)
-    ]
-
-
-class _Resized:
-    """Give a batch in any number of samples.
-
-    Args:
-        batch: a real one; the walks over a job's objects leave it alone.
-    """
-
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def __call__(self, batch_size: int) -> Any:
-        """Return so many samples."""
-        return resized(self._batch, batch_size)
 
 
 def _clipping(trainer: Any, module: Any) -> Callable[[torch.optim.Optimizer], None] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,13 +16,14 @@ from memfit.integrations.transformers.batches import (
     largest_training_batch,
     plain,
 )
-from memfit.integrations.transformers.logging import TrainerListener
 from memfit.integrations.transformers.planning import PlanningSettings, plan_for
 from memfit.integrations.transformers.supported import check_is_trainer, check_supported
 from memfit.integrations.transformers.training_step import TrainingStep, job_of, torch_optimizer
 from memfit.integrations.transformers.weighting import find_weighting
 from memfit.integrations.transformers.window import TrainerWindows
-from memfit.journal.records import Event
+from memfit.journal.records import Ending, Event, OutOfMemoryEvent, RunFacts, StepRecord
+from memfit.journal.sentences import event_sentence
+from memfit.listeners.scalars import scalars
 from memfit.observe.observer import LEAKS_FRACTION, StepObserver
 from memfit.observe.out_of_memory import is_out_of_memory
 from memfit.observe.peaks import peaks_on
@@ -30,6 +32,7 @@ from memfit.session.storages import owned_tensors
 from memfit.strategies.plan import Plan
 
 _ATTRIBUTE = "_memfit"
+_LOG = logging.getLogger("memfit")
 
 
 class AttachedTrainer:
@@ -171,7 +174,7 @@ class AttachedTrainer:
         job = job_of(self._step, self._inputs)
         found = self._given
         if found is None:
-            found = plan_for(self._step, job, self._wanted)
+            found = plan_for(self._step, job, self._wanted).unless_interrupted()
         else:
             find_weighting(self._step, job, found)
         trainer.current_gradient_accumulation_steps = length
@@ -189,7 +192,7 @@ class AttachedTrainer:
             owned=partial(owned_tensors, trainer.model, torch_optimizer(trainer)),
             leaks_fraction=LEAKS_FRACTION if self._finds_leaks else None,
         )
-        listener = TrainerListener(trainer)
+        listener = _TrainerListener()
         start_observing(observer, device_type, plan, folder=self._folder, listeners=[listener])
         observer.listen(self.events.append)
         return observer
@@ -316,3 +319,29 @@ class MemfitTrainerMixin:
     def __init__(self, *args: Any, memfit: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.memfit = attach(self, **(memfit or {}))
+
+
+class _TrainerListener:
+    """Say what happens, and hand what steps take to the trainer's callbacks."""
+
+    def __init__(self) -> None:
+        self._num_out_of_memory = 0
+        self.values: dict[str, float] = {}
+        """What the latest step took, for the trainer's next log."""
+
+    def begin(self, facts: RunFacts) -> None:
+        """Say what is run."""
+        strategies = ", ".join(facts.strategies) or "as it is"
+        _LOG.info("memfit runs the training under its plan: %s", strategies)
+
+    def step(self, record: StepRecord) -> None:
+        """Keep the numbers of a step."""
+        self.values = scalars(record, self._num_out_of_memory)
+
+    def event(self, event: Event) -> None:
+        """Say what happened."""
+        self._num_out_of_memory += isinstance(event, OutOfMemoryEvent)
+        _LOG.warning("memfit: %s", event_sentence(event))
+
+    def end(self, ending: Ending | None) -> None:
+        """Do nothing: the Trainer closes its loggers."""

@@ -18,6 +18,8 @@ from memfit.session.deterministic_draws import untouched_randomness
 MOST_SECONDS = 10.0
 """Reading samples to find the largest may take so long."""
 INPUTS, NUM_ITEMS = "inputs", "num_items"
+_WITHOUT_PARTS = (str, bytes, int, float, bool, type(None), torch.Tensor)
+"""What holds nothing for each sample but rows."""
 
 
 def batch_of(inputs: Any, num_items: Any = None) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def check_can_be_cut(batch: Mapping[str, Any]) -> None:
         StrategyError: if a part of it would not be cut with its samples.
     """
     for name, value in batch[INPUTS].items():
-        if isinstance(value, (str, bytes)) or not _has_parts(value):
+        if isinstance(value, _WITHOUT_PARTS):
             continue
         others = [leaf for leaf in tree_leaves(value) if not isinstance(leaf, torch.Tensor)]
         if others:
@@ -71,11 +73,6 @@ def check_can_be_cut(batch: Mapping[str, Any]) -> None:
                 "be cut with their samples. Have the collator give tensors, or leave it out."
             )
             raise StrategyError("micro-batching", reason)
-
-
-def _has_parts(value: Any) -> bool:
-    """Return whether a value may hold something for each sample."""
-    return not isinstance(value, (int, float, bool, type(None), torch.Tensor))
 
 
 def largest_training_batch(trainer: Any) -> Any:

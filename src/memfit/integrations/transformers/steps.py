@@ -138,7 +138,14 @@ class TrainerSteps(WindowSteps[Part]):
             if part.kind == Kind.PASS:
                 loss = self._pass_over(part)
             elif part.kind == Kind.NORM:
-                self._take_norm(is_again=is_again)
+                # Where the norm is taken again, callbacks behind it change gradients again.
+                self.enter_phase(Phase.OPTIMIZER)
+                self.found_norm = self.norm()
+                handler = self._trainer.callback_handler
+                if is_again and any(map(changes_gradients, handler.callbacks)):
+                    handler.on_pre_optimizer_step(
+                        self._trainer.args, self._trainer.state, self._trainer.control
+                    )
             else:
                 self._update(before_update)
                 if not is_current:  # what the Trainer does behind a window of its own
@@ -165,16 +172,6 @@ class TrainerSteps(WindowSteps[Part]):
         finally:
             self._is_training = False
             trainer.current_gradient_accumulation_steps = before
-
-    def _take_norm(self, *, is_again: bool) -> None:
-        """Take the norm; where it is taken again, callbacks behind it change gradients again."""
-        self.enter_phase(Phase.OPTIMIZER)
-        self.found_norm = self.norm()
-        handler = self._trainer.callback_handler
-        if is_again and any(map(changes_gradients, handler.callbacks)):
-            handler.on_pre_optimizer_step(
-                self._trainer.args, self._trainer.state, self._trainer.control
-            )
 
     def _update(self, before_update: Callable[[], None] | None) -> None:
         if before_update is not None:

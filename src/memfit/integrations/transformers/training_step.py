@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from memfit.analysis.separability import Separability
 from memfit.errors import MemfitError
+from memfit.integrations.batches import Resized
 from memfit.integrations.labels import Labels, LabelsSeen
 from memfit.integrations.transformers.batches import (
     INPUTS,
@@ -19,9 +21,12 @@ from memfit.integrations.transformers.batches import (
     of_size,
     rows_of,
 )
-from memfit.integrations.transformers.logged import Logged
 from memfit.integrations.transformers.supported import check_supported
 from memfit.job import Job, StepOrder, Total
+
+_IGNORED = -100
+_TOTAL, _TOTAL_NAME = "_total_train_tokens", "num_tokens"
+"""What TRL's trainers count, and the metric that shows it."""
 
 
 class Weighting(StrEnum):
@@ -44,7 +49,7 @@ class TrainingStep:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.logged = Logged(trainer)
+        self.logged = _Logged(trainer)
         self.weighting = Weighting.SAMPLES
         self.count: Callable[[Any], Any] | None = None
         """Counts the labels of a batch; None where none is ignored."""
@@ -155,14 +160,20 @@ def job_of(step: TrainingStep, inputs: Any) -> Job:
     def model(_also: Any = (trainer, changing)) -> torch.nn.Module:
         return module
 
+    # The Trainer takes the norm always.
+    norm = trainer.args.max_grad_norm or float("inf")
+
+    def clip(_: torch.optim.Optimizer) -> None:
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), norm)
+
     return Job(
         model=model,
-        batch=_Resized(batch),
+        batch=Resized(batch, of_size),
         loss=step,
         optimizer=lambda _: optimizer,
         batch_size=rows_of(batch),
         name=type(module).__name__,
-        order=StepOrder(num_batches=length, before_update=_clipping(trainer)),
+        order=StepOrder(num_batches=length, before_update=clip),
     )
 
 
@@ -180,26 +191,125 @@ def changes_gradients(callback: Any) -> bool:
     return getattr(function, "__module__", "transformers").partition(".")[0] != "transformers"
 
 
-class _Resized:
-    """Give a batch in any number of samples.
+@dataclass(slots=True)
+class _Piece:
+    """What one piece has logged."""
+
+    weight: float
+    calls: list[Mapping[str, Any]] = field(default_factory=list)
+    metrics: dict[str, list[Any]] = field(default_factory=dict)
+    num_tokens: Any = 0
+
+
+class _Logged:
+    """Collect calls of ``trainer.log`` inside losses, and what TRL's trainers note of every step.
+
+    A loss leaves none of it behind: it is logged once its batch is done.
 
     Args:
-        batch: a real one; the walks over a job's objects leave it alone.
+        trainer: that logs.
     """
 
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._pieces: list[_Piece] = []
+        self._counts = False
 
-    def __call__(self, batch_size: int) -> Any:
-        """Return so many samples."""
-        return of_size(self._batch, batch_size)
+    def begin(self) -> None:
+        """Begin with a batch of the training itself."""
+        self._pieces, self._counts = [], True
+
+    def end(self) -> None:
+        """End with the batch: what comes is not of the training."""
+        self._counts = False
+
+    @contextmanager
+    def piece(self, batch: Any) -> Iterator[None]:
+        """Keep what is logged inside; what a recording logs is dropped."""
+        found = _Piece(self._weight(batch) if self._counts else 1.0)
+        own = vars(self._trainer)
+        before, total = own.get("log"), own.get(_TOTAL)
+        metrics = self._metrics()
+        lists = dict(metrics)
+        lengths = {name: len(values) for name, values in lists.items()}
+
+        def keep(logs: Mapping[str, Any], *_: Any, **__: Any) -> None:
+            found.calls.append(dict(logs))
+
+        self._trainer.log = keep
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._trainer.log
+            else:
+                self._trainer.log = before
+            if total is not None:
+                found.num_tokens = own[_TOTAL] - total
+                own[_TOTAL] = total
+            found.metrics = _taken_out(metrics, lists, lengths)
+        if self._counts:
+            self._pieces.append(found)
+
+    def flush(self) -> None:
+        """Log what the pieces of a batch have, once."""
+        pieces, self._pieces = self._pieces, []
+        weights = [piece.weight for piece in pieces]
+        own, metrics = vars(self._trainer), self._metrics()
+        if _TOTAL in own:
+            own[_TOTAL] += sum(piece.num_tokens for piece in pieces)
+        for name in pieces[0].metrics:
+            if name == _TOTAL_NAME:
+                metrics[name] = [own.get(_TOTAL)]
+                continue
+            for values in zip(*(piece.metrics.get(name, ()) for piece in pieces), strict=False):
+                metrics.setdefault(name, []).append(_mean(values, weights))
+        for calls in zip(*(piece.calls for piece in pieces), strict=False):
+            names = calls[0]
+            self._trainer.log(
+                {name: _mean([each.get(name) for each in calls], weights) for name in names}
+            )
+
+    def _weight(self, batch: Any) -> float:
+        """Return what a piece counts: its labels where TRL means over tokens, else its samples."""
+        labels = batch[INPUTS].get("labels")
+        if not hasattr(self._trainer, "_metrics") or labels is None or labels.dim() < 2:
+            return float(rows_of(batch))
+        shifts = getattr(self._trainer, "_loss_shifts_labels", False)
+        return float((labels[..., 1:] if shifts else labels).ne(_IGNORED).sum())
+
+    def _metrics(self) -> dict[str, list[Any]]:
+        """Return the lists that TRL's trainers append to in every step."""
+        metrics = getattr(self._trainer, "_metrics", None)
+        found = metrics.get("train") if isinstance(metrics, Mapping) else None
+        return found if isinstance(found, dict) else {}
 
 
-def _clipping(trainer: Any) -> Callable[[torch.optim.Optimizer], None]:
-    """Return what is done to gradients before the update: the Trainer takes their norm always."""
-    norm = trainer.args.max_grad_norm or float("inf")
+def _taken_out(
+    metrics: dict[str, list[Any]], lists: Mapping[str, list[Any]], lengths: Mapping[str, int]
+) -> dict[str, list[Any]]:
+    """Take what was added to lists out of them again, and give it."""
+    found: dict[str, list[Any]] = {}
+    for name in [*metrics]:
+        values = metrics[name]
+        before = lists.get(name)
+        if values is not before:  # another list has taken its place
+            found[name] = [*values]
+            if before is None:
+                del metrics[name]
+            else:
+                metrics[name] = before
+        elif len(values) > lengths[name]:
+            found[name] = values[lengths[name] :]
+            del values[lengths[name] :]
+    return found
 
-    def clip(_: torch.optim.Optimizer) -> None:
-        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), norm)
 
-    return clip
+def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Return the mean of numbers; of anything else the last."""
+    if len(values) == 1 or not all(isinstance(value, (int, float)) for value in values):
+        return values[-1]
+    whole = sum(weights)
+    if not whole:
+        return values[-1]
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / whole

@@ -15,11 +15,10 @@ import torch
 
 from memfit.analysis.separability import Outcome, Separability
 from memfit.errors import MemfitError
-from memfit.integrations.labels import LabelsSeen
+from memfit.integrations.labels import find_labels
 from memfit.integrations.transformers.batches import NUM_ITEMS, check_can_be_cut
 from memfit.integrations.transformers.training_step import TrainingStep, Weighting
 from memfit.job import Job, Total
-from memfit.prediction.recording import record
 from memfit.separation.batch_conditions import broken_condition
 from memfit.separation.separation import Separation
 from memfit.session.batches import find_layout
@@ -111,12 +110,8 @@ def _candidates(step: TrainingStep, job: Job) -> Iterator[Weighting]:
 
 
 def _find_labels(step: TrainingStep, job: Job) -> bool:
-    """Find the labels that a loss is a mean over, where the batch has any that it ignores."""
-    step.weighting, step.labels_seen = Weighting.SAMPLES, LabelsSeen()
-    with suppress(MemfitError):  # whoever plans will say why it cannot be recorded
-        record(job)
-    found, step.labels_seen = step.labels_seen.labels, None
-    if found is None or not found.are_ignored_in(step.reference):
-        return False
-    step.count = found
-    return True
+    """Have pieces count by the labels that the loss does not ignore, where the batch has such."""
+    step.weighting = Weighting.SAMPLES
+    found = find_labels(step, job)
+    step.count = found or step.count
+    return found is not None

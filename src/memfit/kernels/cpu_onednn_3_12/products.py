@@ -24,7 +24,17 @@ def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> int:
     """Copies of operands where torch multiplies through BLAS, else oneDNN's packed panels."""
     if out.element_size() >= _FP32 or not has_avx512():
         return sum(0 if _is_of_blas(each) else num_bytes(each) for each in (left, right))
-    return _panels(left)
+    # Packed panels, per thread; more where the left one is turned. Typical of 25 products read off;
+    # sizes differ by a factor of two either way with how oneDNN cuts a product up, and thousands of
+    # inner entries take up to 1.2 MiB per thread.
+    num_threads = torch.get_num_threads()
+    if left.shape[-1] < _DEEP:
+        return num_threads * _PANEL_BYTES
+    if left.stride(-1) == 1:
+        return num_threads * _DEEP_PANEL_BYTES
+    # Few rows are not shared out among threads, so there the left one is packed once.
+    num_packed = num_threads if left.shape[-2] >= _DEEP else 1
+    return num_packed * _TURNED_PANEL_BYTES + (num_threads - num_packed) * _TILE_BYTES
 
 
 def _is_of_blas(matrix: torch.Tensor) -> bool:
@@ -35,23 +45,6 @@ def _is_of_blas(matrix: torch.Tensor) -> bool:
     (num_rows, num_columns), (row, column) = matrix.shape[-2:], matrix.stride()[-2:]
     by_rows = column == 1 and row >= max(1, num_columns)
     return by_rows or (row == 1 and column >= max(1, num_rows))
-
-
-def _panels(left: torch.Tensor) -> int:
-    """Packed panels of a matrix product below fp32, per thread; more where the left one is turned.
-
-    Typical of 25 products read off; sizes differ by a factor of two either way with how oneDNN cuts
-    a product up, and thousands of inner entries take up to 1.2 MiB per thread. Without AVX-512
-    torch multiplies with kernels of its own below fp32, which pack nothing.
-    """
-    num_threads = torch.get_num_threads()
-    if left.shape[-1] < _DEEP:
-        return num_threads * _PANEL_BYTES
-    if left.stride(-1) == 1:
-        return num_threads * _DEEP_PANEL_BYTES
-    # Few rows are not shared out among threads, so there the left one is packed once.
-    num_packed = num_threads if left.shape[-2] >= _DEEP else 1
-    return num_packed * _TURNED_PANEL_BYTES + (num_threads - num_packed) * _TILE_BYTES
 
 
 def _mm(*, self: torch.Tensor, mat2: torch.Tensor, out: torch.Tensor) -> int:

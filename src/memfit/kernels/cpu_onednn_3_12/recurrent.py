@@ -93,27 +93,21 @@ def _backward(*, input: torch.Tensor, hidden_size: int, grad_output: torch.Tenso
 
 def _fake(*, input: torch.Tensor, hidden_size: int, out: Sequence[Any]) -> tuple[Any, ...]:
     """Give forward the workspace that it keeps, which torch's own fake version leaves empty."""
-    num_bytes = _workspace_bytes(_Lstm.of(input, hidden_size))
-    return *out[:3], torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-
-
-def _workspace_bytes(lstm: _Lstm) -> int:
-    """Return the bytes that oneDNN's LSTM keeps from forward for backward.
-
-    Gates, two arrays of states and one of outputs in the input's type, one padded and two plain
-    arrays of states in fp32, each on whole pages (``set_workspace_sizes`` in
-    src/cpu/rnn/rnn_utils.hpp of oneDNN; fitted to the page on seventeen shapes).
-    """
+    # Gates, two arrays of states and one of outputs in the input's type, one padded and two plain
+    # arrays of states in fp32, each on whole pages (``set_workspace_sizes`` in
+    # src/cpu/rnn/rnn_utils.hpp of oneDNN; fitted to the page on seventeen shapes).
+    lstm = _Lstm.of(input, hidden_size)
     cells = lstm.num_steps * lstm.num_rows
     states = 2 * (lstm.num_steps + 1) * lstm.num_rows
     widest = max(lstm.num_inputs, lstm.hidden)
-    return (
+    num_bytes = (
         _pages(cells * _leading(4 * lstm.hidden, lstm.width) * lstm.width)
         + 2 * _pages(states * _leading(widest, lstm.width) * lstm.width)
         + _pages(states * _leading(widest, _FP32) * _FP32)
         + 2 * _pages(states * lstm.hidden * _FP32)
         + _pages(cells * _leading(lstm.hidden, lstm.width) * lstm.width)
     )
+    return *out[:3], torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
 
 def _leading(extent: int, width: int) -> int:

@@ -212,16 +212,11 @@ def _fits_cudnn(call: AttentionCall, rules: _Rules) -> bool:
         and call.dtype in _HALF
         and _is_between(call.capability, _FUSED_CARDS)
         and not call.mask_requires_grad
-        and _cudnn_dropout_fits(call, rules)
+        and (not rules.cudnn_rounds_dropout or (call.dropout * 16).is_integer())
         and _cudnn_lengths_fit(call, rules)
         and _cudnn_heads_fit(call, rules)
         and _shapes_fit(call, rules, takes_gqa=True, ignores_stride_of_one=True)
     )
-
-
-def _cudnn_dropout_fits(call: AttentionCall, rules: _Rules) -> bool:
-    """Return whether cuDNN can draw the dropout exactly."""
-    return not rules.cudnn_rounds_dropout or (call.dropout * 16).is_integer()
 
 
 def _cudnn_lengths_fit(call: AttentionCall, rules: _Rules) -> bool:

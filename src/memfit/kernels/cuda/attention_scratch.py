@@ -146,7 +146,10 @@ def _efficient_backward(call: AttentionCall) -> list[int]:
     running = [delta, _workspace_bytes(call, kernel)]
     before = running
     if not _computes_delta(call, kernel):
-        before = [delta, delta, *_delta_products(call)]
+        # The product of gradient and output, and the copies in float32 it is made of.
+        rows = call.batch * call.query_heads * call.query_length
+        product = rows * call.value_head_dim * _FLOAT_BYTES
+        before = [delta, delta, *([product] if call.dtype == "float32" else [product] * 3)]
     return [*grouped, *max(running, before, key=sum)]
 
 
@@ -197,13 +200,6 @@ def _computes_delta(call: AttentionCall, kernel: _BackwardKernel) -> bool:
     is_volta = call.capability[0] == 7 and call.capability < (7, 5)
     in_registers = _keeps_kv_in_registers(call, kernel)
     return call.dtype != "float32" and (in_registers or not is_volta)
-
-
-def _delta_products(call: AttentionCall) -> list[int]:
-    """Count the product of gradient and output, and the copies in float32 it is made of."""
-    rows = call.batch * call.query_heads * call.query_length
-    product = rows * call.value_head_dim * _FLOAT_BYTES
-    return [product] if call.dtype == "float32" else [product] * 3
 
 
 def _workspace_bytes(call: AttentionCall, kernel: _BackwardKernel) -> int:

@@ -139,7 +139,7 @@ def uses_lt(torch_version: tuple[int, ...], product: Product) -> bool:
     Source: aten/src/ATen/native/cuda/Blas.cpp, isInputCompliesAddmmCudaLt, as quoted in
     https://github.com/pytorch/pytorch/pull/163955 and /166307, read 2026-11-21.
     """
-    operator = _without_overload(product.operator)
+    operator = product.operator.partition(".")[0].removesuffix("_")
     if operator in _ALWAYS_LT:
         return True
     if operator not in _ADDMM or product.beta != 1 or product.dtype not in _LT_DTYPES:
@@ -161,11 +161,6 @@ def _is_fused_bias(product: Product, *, allows_leading_ones: bool) -> bool:
     if not shape or not product.is_bias_contiguous or shape[-1] != product.right_shape[-1]:
         return False
     return len(shape) == 1 or (allows_leading_ones and all(length == 1 for length in shape[:-1]))
-
-
-def _without_overload(operator: str) -> str:
-    """Drop the overload and the trailing underscore of an in-place name."""
-    return operator.partition(".")[0].removesuffix("_")
 
 
 def _covers(entry: str, capability: tuple[int, int]) -> bool:

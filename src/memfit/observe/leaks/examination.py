@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from torch.utils.data import dataloader
+
+from .contents import Attributes, lineage
 from .histories import Moment, Series, Track
 from .limits import LeakLimits
-from .loaders import batches_given
 from .naming import Verdict
 from .nodes import Node
 from .rules import (
@@ -53,7 +56,9 @@ class Examination:
         if over is not current:
             series.add(look, self._moment(current, index))
         verdicts = self._judge(look, series, self._known(current, look), is_passes=False)
-        self._suspect_in_steps(look, series, current.name)
+        for key, track in series.tracks.items():
+            if len(track.points) > 2 and track.points[-1].exceeds(track.points[-2]):
+                self._suspect(look, key, track, current.name)
         if over is not None:
             self._suspect_in_pass(look, series, over.name)
             passes = self._passes.setdefault(over.name, Series())
@@ -166,12 +171,6 @@ class Examination:
         kept = without_holders_of_others(found, series)
         return [Verdict(growth=growth, kind=kind_of(growth, look)) for growth in kept]
 
-    def _suspect_in_steps(self, look: Look, series: Series, stream: str) -> None:
-        """Suspect what grew since the look before, from the third on."""
-        for key, track in series.tracks.items():
-            if len(track.points) > 2 and track.points[-1].exceeds(track.points[-2]):
-                self._suspect(look, key, track, stream)
-
     def _suspect_in_pass(self, look: Look, series: Series, stream: str) -> None:
         """Suspect what grew since the look before, with a pass in between."""
         for key, track in series.tracks.items():
@@ -199,3 +198,16 @@ def is_container_track(track: Track) -> bool:
     """Return whether a track grew at its last two looks."""
     last, before, first = track.points[-1], track.points[-2], track.points[-3]
     return last.exceeds(before) and before.exceeds(first)
+
+
+def batches_given() -> list[int]:
+    """Return the number of batches that each live iterator of a loader has given."""
+    base = dataloader._BaseDataLoaderIter
+    found = []
+    for each in gc.get_objects():
+        if base in lineage(type(each)):
+            held = dict(Attributes(type(each)).of(each))
+            given = held.get("_num_yielded")
+            if type(given) is int:
+                found.append(given)
+    return found

@@ -70,16 +70,10 @@ def is_container(node: Node) -> bool:
         return False
     if any(each.is_bounded or each.is_ambiguous for each in node.lineage()):
         return False
-    return not _is_kept_by_memfit(node)
-
-
-def _is_kept_by_memfit(node: Node) -> bool:
-    """Return whether memfit itself keeps it, as a guard keeps the batches of its last steps.
-
-    A model or a function of the program that a ``Run`` leads to is the program's.
-    """
+    # A guard keeps the batches of its last steps. A model or a function of the program that a
+    # ``Run`` leads to is the program's.
     keeper = node.keeper()
-    return keeper is not None and keeper.is_memfits
+    return not (keeper is not None and keeper.is_memfits)
 
 
 def growth_in_steps(node: Node, track: Track, known: Surroundings) -> Growth | None:

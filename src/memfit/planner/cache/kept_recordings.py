@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from torch.utils._pytree import tree_leaves
 
+from memfit.errors import StrategyError
 from memfit.job import Job
-from memfit.planner.cache.known_plans import KnownPlan, Name
 from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.search.candidates import Candidate, Strategies
 from memfit.planner.search.evaluation import Foreseen, JobEvaluator
@@ -18,6 +18,9 @@ from memfit.separation.findings import Findings
 from memfit.separation.separation import Separation
 from memfit.session.batches import BatchLayout, shapes_of
 from memfit.strategies.activation_offload import ActivationOffload
+
+Name = tuple[object, ...]
+"""All that a recording depends on besides the job and the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +92,6 @@ class KeptRecordings:
     kept: JobCache
     besides: dict[Strategies, Candidate] = field(default_factory=dict)
     """What copies of this process found besides what they were asked."""
-    whole: dict[Name, KnownPlan] = field(default_factory=dict)
-    """What was recorded whole, as far as this call has asked for it."""
-
-    def fastest_known(self) -> Strategies | None:
-        """Return the fastest combination that earlier calls have recorded, may be chosen and fits.
-
-        None if they have recorded none.
-        """
-        evaluator = self.evaluator
-        known = self._known()
-        for name in sorted(known, key=lambda each: known[each].seconds):
-            strategies = known[name].strategies
-            as_now = (self._name(kind, strategies) for kind in ("short", "full"))
-            if (
-                name in as_now
-                and known[name].fits(evaluator.budget)
-                and evaluator.space.contains(strategies)
-                and evaluator.space.obstacle(strategies) is None
-            ):
-                return strategies
-        return None
-
-    def keep_known(self) -> None:
-        """Keep what is known of the plans that were recorded whole, for ``fastest_known``."""
-        known = self._known()
-        if self.whole.keys() - known.keys():
-            self.kept.put({**known, **self.whole}, "known")
-
-    def _known(self) -> dict[Name, KnownPlan]:
-        found = self.kept.get("known")
-        return found if isinstance(found, dict) else {}
 
     def in_short(self, strategies: Strategies) -> Candidate:
         """Record the step, with a few micro-batches only where there are many."""
@@ -139,10 +111,10 @@ class KeptRecordings:
         name = self._name("short", found.candidate.strategies)
         candidate = self.evaluator.accept(found)
         if candidate is not None:
-            self._keep(found, name)
+            self.kept.put(found, *name)
             for each in found.besides:
                 alone = replace(found, candidate=each, besides=())
-                self._keep(alone, self._name("short", each.strategies))
+                self.kept.put(alone, *self._name("short", each.strategies))
                 self.besides[each.strategies] = each
         return candidate
 
@@ -157,18 +129,15 @@ class KeptRecordings:
         found = self.kept.get(*name)
         candidate = self.evaluator.accept(found) if isinstance(found, Foreseen) else None
         if self.kept.cache is not None and candidate is not None:
+            if obstacle := self.evaluator.space.obstacle(strategies):
+                raise StrategyError(*obstacle)  # it was allowed, or told by a trial, in that call
             self.kept.cache.num_found += 1
             return self.evaluator.under_budget(candidate)
         if kind == "short" and strategies in self.besides:
             return self.besides[strategies]
         new = self.evaluator.learning(record, strategies)
-        self._keep(new, name)
+        self.kept.put(new, *name)
         return new.candidate
-
-    def _keep(self, found: Foreseen, name: Name) -> None:
-        self.kept.put(found, *name)
-        if found.candidate.is_exact:
-            self.whole[name] = KnownPlan.of(found.candidate)
 
     def _name(self, kind: str, strategies: Strategies) -> Name:
         """Name a recording by all that it depends on besides the job and the device."""

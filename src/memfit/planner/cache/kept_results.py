@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memfit.figures import EarlierPlan
@@ -21,19 +21,6 @@ _INTERRUPTED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What is known of a result without reading it."""
-
-    plans: tuple[EarlierPlan, ...]
-    """The chosen one, and those in reserve."""
-
-    @property
-    def peak_bytes(self) -> int:
-        """Return the peak of the chosen one."""
-        return self.plans[0].peak_bytes
-
-
 class KeptResults:
     """What was found for one question about a job, under different budgets.
 
@@ -49,32 +36,15 @@ class KeptResults:
         self._question = question
 
     def find(self, budget_bytes: int | None) -> PlanningResult | None:
-        """Return what planning would find for a budget; None if that has to be looked for.
-
-        What was found for a larger budget counts where it fits this one as well: everything that
-        fits here did fit there, and nothing there was faster.
-        """
-        found: PlanningResult | None
-        known = self._known()
-        if budget_bytes in known:
-            found = self._get(budget_bytes)
-            if found is not None:
-                return found
-        if budget_bytes is None:
-            return None
-        larger = (each for each in known if each is not None and each >= budget_bytes)
-        for each in sorted(larger):
-            if known[each].peak_bytes <= budget_bytes:
-                found = self._get(each)
-                return None if found is None else found.under_smaller_budget(budget_bytes)
-        return None
+        """Return what planning has found for the same budget; None if it has to be looked for."""
+        return self._get(budget_bytes) if budget_bytes in self._known() else None
 
     def keep(self, budget_bytes: int | None, result: PlanningResult) -> None:
         """Keep what was found for a budget, if planning came to its end."""
         if result.ended_early or result.prediction is None or budget_bytes in self._known():
             return
         self._cache.put(result, *self._name(budget_bytes))
-        known = {**self._known(), budget_bytes: _Kept(tuple(map(_figures, _plans(result))))}
+        known = {**self._known(), budget_bytes: tuple(map(_figures, _plans(result)))}
         newest = dict([*known.items()][-_MOST_RESULTS:])
         self._cache.put(newest, "results", self._question)
 
@@ -116,14 +86,14 @@ class KeptResults:
             return None
         fitting = (
             (budget, plan)
-            for budget, kept in self._known().items()
-            for plan in kept.plans
+            for budget, plans in self._known().items()
+            for plan in plans
             if plan.peak_bytes <= budget_bytes
         )
         return min(fitting, key=lambda each: _cost(each[1]), default=None)
 
-    def _known(self) -> dict[int | None, _Kept]:
-        """Return what is known of each result, by budget."""
+    def _known(self) -> dict[int | None, tuple[EarlierPlan, ...]]:
+        """Return the plans of each result by budget: the chosen one, and those in reserve."""
         found = self._cache.get("results", self._question)
         return found if isinstance(found, dict) else {}
 

@@ -151,7 +151,14 @@ class _ChainBuilder:
         for call in called:
             if counts[call.module] > 1 or call.module in left_out:
                 continue
-            inner = self._inner(call)
+            # What nobody outside reads in forward.
+            step = self._step
+            inner = [
+                index
+                for operation in step.operations(call)
+                for index in operation.writes
+                if step.is_saved(index) and self._last_read.get(index, 0) < call.last_operation
+            ]
             part = _Part(call.module, call, inner, self._step.num_bytes(inner))
             while open_parts and open_parts[-1].call.last_operation <= call.first_operation:
                 open_parts.pop()
@@ -159,16 +166,6 @@ class _ChainBuilder:
             open_parts.append(part)
         total = sum(part.inner_bytes for part in roots)
         return [block for part in roots for block in _split(part, total)]
-
-    def _inner(self, call: ModuleCall) -> list[int]:
-        """Return the saved allocations of a call that nobody outside reads in forward."""
-        step = self._step
-        return [
-            index
-            for operation in step.operations(call)
-            for index in operation.writes
-            if step.is_saved(index) and self._last_read.get(index, 0) < call.last_operation
-        ]
 
     def _windows(self, parts: Sequence[_Part]) -> list[_Window]:
         """Find each block's events, last block first, so that backward windows do not overlap."""
@@ -208,7 +205,13 @@ class _ChainBuilder:
         store = Option(
             recomputes=False, keep=(), saved_bytes=part.inner_bytes, unneeded_bytes=0, seconds=0.0
         )
-        input_bytes = self._input_bytes(part.call)
+        # What the block reads from outside and nobody else keeps for backward.
+        step = self._step
+        made = {index for op in step.operations(part.call) for index in op.writes}
+        read = {index for op in step.operations(part.call) for index in op.reads} - made
+        input_bytes = step.num_bytes(
+            index for index in read if step.is_made_in_forward(index) and not step.is_saved(index)
+        )
         trades = self._frontier(tuple(self._items(part)))
         useful = [trade for trade in trades if input_bytes + trade.num_bytes < part.inner_bytes]
         again = [
@@ -318,15 +321,6 @@ class _ChainBuilder:
                 )
             )
         return items
-
-    def _input_bytes(self, call: ModuleCall) -> int:
-        """Count what the block reads from outside and nobody else keeps for backward."""
-        step = self._step
-        made = {index for op in step.operations(call) for index in op.writes}
-        read = {index for op in step.operations(call) for index in op.reads} - made
-        return step.num_bytes(
-            index for index in read if step.is_made_in_forward(index) and not step.is_saved(index)
-        )
 
     def _elsewhere(self, windows: Sequence[_Window]) -> int:
         """Return the highest total outside of everything from the first forward to its backward."""

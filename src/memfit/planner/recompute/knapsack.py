@@ -74,7 +74,11 @@ def spread(trades: Sequence[Trade], num_points: int) -> list[Trade]:
     """
     if len(trades) <= num_points:
         return list(trades)
-    corners = _sharpest(_corners(trades), num_points)
+    # The corners that bend least go, one by one (Visvalingam and Whyatt 1993).
+    corners = list(_corners(trades))
+    while len(corners) > num_points:
+        bends = [_bend(*three) for three in zip(corners, corners[1:], corners[2:], strict=False)]
+        del corners[1 + bends.index(min(bends))]
     at_corners = {trade.num_bytes for trade in corners}
     others = [trade for trade in trades if trade.num_bytes not in at_corners]
     kept = [*corners, *_even(others, num_points - len(corners))]
@@ -96,15 +100,6 @@ def _bend(before: Trade, trade: Trade, later: Trade) -> float:
     whole_bytes, whole_seconds = later.num_bytes - before.num_bytes, later.seconds - before.seconds
     to_bytes, to_seconds = trade.num_bytes - before.num_bytes, trade.seconds - before.seconds
     return whole_seconds * to_bytes - whole_bytes * to_seconds
-
-
-def _sharpest(corners: list[Trade], num_points: int) -> list[Trade]:
-    """Drop the corners that bend least, one by one (Visvalingam and Whyatt 1993)."""
-    found = list(corners)
-    while len(found) > num_points:
-        bends = [_bend(*three) for three in zip(found, found[1:], found[2:], strict=False)]
-        del found[1 + bends.index(min(bends))]
-    return found
 
 
 def _even(trades: Sequence[Trade], num_points: int) -> list[Trade]:

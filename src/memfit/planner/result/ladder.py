@@ -45,6 +45,10 @@ class Ladder:
         self._most_recordings = _MOST_RECORDINGS_ONCE_SPENT if is_spent else _MOST_RECORDINGS
         self._looked_at: set[Strategies] = set()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._search.recordings.is_over
+
     def below(self, best: Candidate) -> list[Candidate]:
         """Return ever smaller plans."""
         rungs = [best]
@@ -72,7 +76,7 @@ class Ladder:
         Other processes have begun with it before the pieces were recorded.
         """
         search, split = self._search, splitting_of(best.strategies)
-        if not search.is_long or search.is_over or split is None:
+        if not search.is_long or self._is_over or split is None:
             return None
         strategies = tuple(each for each in best.strategies if each.splitting is None)
         whole = search.recordings.tried.get(strategies)
@@ -80,7 +84,7 @@ class Ladder:
 
     def _most_likely(self, most_bytes: int) -> _Known | None:
         """Return what is recorded first to stay below a peak."""
-        if self._search.is_over:
+        if self._is_over:
             return None
         known = self._recorded_below(most_bytes) + self._estimated_below(most_bytes)
         return min(known, key=_fastest, default=None)
@@ -95,7 +99,7 @@ class Ladder:
         missed: set[Strategies] = set()
         while True:
             known = self._recorded_below(most_bytes)
-            if num_wrong < _MOST_WRONG and not self._search.is_over:
+            if num_wrong < _MOST_WRONG and not self._is_over:
                 known += self._estimated_below(most_bytes)
             left = [entry for entry in known if entry.strategies not in missed]
             if not left:
@@ -107,13 +111,10 @@ class Ladder:
             missed.add(first.strategies)
             if first.node is not None:
                 num_wrong += 1
-                self._learn(first)
-
-    def _learn(self, known: _Known) -> None:
-        """Have the node of an estimate expect of others what recording this one has shown."""
-        recorded = self._search.recordings.tried.get(known.strategies)
-        if known.node is not None and known.refinement is not None and recorded is not None:
-            known.node.learn(known.refinement, recorded)
+                # The node expects of others what recording this one has shown.
+                recorded = self._search.recordings.tried.get(first.strategies)
+                if first.node is not None and first.refinement is not None and recorded is not None:
+                    first.node.learn(first.refinement, recorded)
 
     def _recorded_below(self, most_bytes: int) -> list[_Known]:
         search = self._search
@@ -121,7 +122,7 @@ class Ladder:
             _Known(strategies, candidate.peak_bytes, candidate.prediction.step_seconds)
             for strategies, candidate in search.recordings.tried.items()
             if candidate.peak_bytes <= most_bytes and search.space.allows(strategies)
-            if candidate.is_exact or not search.is_over
+            if candidate.is_exact or not self._is_over
         ]
 
     def _estimated_below(self, most_bytes: int) -> list[_Known]:
@@ -138,7 +139,7 @@ class Ladder:
         """Return something smaller than the chosen plan, known or looked for."""
         most_bytes = int(_ENOUGH * best.peak_bytes)
         found = self.fastest_below(most_bytes)
-        return found if found or self._search.is_over else self._stepped_down(best, most_bytes)
+        return found if found or self._is_over else self._stepped_down(best, most_bytes)
 
     def _stepped_down(self, start: Candidate, most_bytes: int) -> Candidate | None:
         """Go down by one halving or one strategy at a time until below a peak."""
@@ -159,7 +160,8 @@ class Ladder:
         halved = neighbours.halved(strategies)
         nodes = neighbours.smaller(SearchNode(strategies, 0, None))
         for smaller in [*([halved] if halved else []), *(node.strategies for node in nodes)]:
-            if smaller not in self._looked_at and len(self._looked_at) < self._most_recordings:
+            is_enough = self._is_over or len(self._looked_at) >= self._most_recordings
+            if smaller not in self._looked_at and not is_enough:
                 yield smaller
 
     def _fitting(self, strategies: Strategies, *, in_full: bool = False) -> Candidate | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from memfit.figures import (
@@ -41,43 +41,20 @@ class PlanningResult(Plan):
     """Strategies that were left out of the search."""
     ended_early: bool = False
     """Whether something faster may have been left out because the time was over."""
+    was_interrupted: bool = False
+    """Whether it was over because the user wanted an end."""
 
-    def under_smaller_budget(self, budget_bytes: int) -> Self:
-        """Return what planning would have found for a smaller budget that the plan fits as well.
-
-        Fewer plans fit such a budget, so the fastest of them is still this one.
+    def unless_interrupted(self) -> Self:
+        """Return the plan to train under.
 
         Raises:
-            ValueError: if the plan does not fit it.
+            KeyboardInterrupt: if planning was interrupted: that is to end the training as well.
         """
-        prediction = self.prediction
-        if prediction is None or prediction.bounded_bytes() > budget_bytes:
-            msg = f"the plan does not fit a budget of {format_bytes(budget_bytes)}"
-            raise ValueError(msg)
-        return replace(
-            self,
-            prediction=replace(prediction, budget_bytes=budget_bytes),
-            ladder=tuple(_under(rung, budget_bytes) for rung in self.ladder),
-            considered=[_judged(each, budget_bytes) for each in self.considered],
-        )
+        if self.was_interrupted:
+            raise KeyboardInterrupt
+        return self
 
 
 def over_budget(num_bytes: int) -> str:
     """Say how far a plan is over the budget."""
     return f"{format_bytes(num_bytes)} over the budget"
-
-
-def _under(rung: Plan, budget_bytes: int) -> Plan:
-    """Return a plan that takes less than the chosen one, with the budget that it is under."""
-    prediction = rung.prediction
-    if prediction is None:
-        return rung
-    return rung.with_prediction(replace(prediction, budget_bytes=budget_bytes))
-
-
-def _judged(considered: ConsideredPlan, budget_bytes: int) -> ConsideredPlan:
-    """Say of a plan whether it fits a smaller budget."""
-    if considered.peak_bytes <= budget_bytes:
-        return considered
-    reason = over_budget(considered.peak_bytes - budget_bytes)
-    return replace(considered, fits=False, reason=reason)

@@ -183,7 +183,11 @@ def _carry_out(
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it decides what becomes of it
     os.nice(niceness)
-    _say_nothing()
+    # What the job's code prints appears once, where the job was recorded first.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
     torch.set_num_threads(1)  # the threads of a pool are not copied
     gc.freeze()  # what was there stays; looking through it would copy its memory
     try:
@@ -191,11 +195,3 @@ def _carry_out(
             connection.send_bytes(pickle.dumps(found))
     except BaseException:  # noqa: BLE001 - it is done again where it can be reported
         return
-
-
-def _say_nothing() -> None:
-    """Have what the job's code prints appear once, where the job was recorded first."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    os.close(nowhere)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,8 +22,8 @@ from memfit.planner.search.candidates import (
     num_recomputed,
     recorded_members,
 )
-from memfit.planner.search.failures import failure_of
 from memfit.planner.search.options import SearchSpace
+from memfit.planner.search.recording_limits import RecordingLimits, TooLongError, failure_named
 from memfit.planner.search.refinements import refined
 from memfit.prediction.budget import MemoryBudget
 from memfit.prediction.predict import evaluate
@@ -36,6 +35,7 @@ from memfit.strategies.activation_offload import ActivationOffload
 from memfit.strategies.plan import Plan, conflict, in_catalogue_order, splitting_of
 from memfit.trace.abridgement import Abridgement, few_pieces
 from memfit.trace.events import Category, Phase
+from memfit.trace.progress import told_of_operators
 
 Progress = Callable[[str], None]
 _FEW_PIECES = 4
@@ -75,6 +75,7 @@ class JobEvaluator:
     plain: Recording
     """The job as it is."""
     progress: Progress | None = None
+    limits: RecordingLimits = field(default_factory=RecordingLimits)
     _latest: dict[tuple[Strategies, int, bool], Recording] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -150,7 +151,7 @@ class JobEvaluator:
         return found.candidate
 
     def under_budget(self, candidate: Candidate) -> Candidate:
-        """Return a candidate that was recorded under another budget as it is under this one."""
+        """Return what another call has recorded under this budget, and as this one knows it."""
         known, budget = candidate.prediction, self.budget
         num_bytes = known.bounded_bytes(budget.of)
         prediction = replace(
@@ -158,6 +159,7 @@ class JobEvaluator:
             budget_bytes=budget.num_bytes,
             budget_of=budget.of or known.budget_of,
             fits=budget.holds(num_bytes, known.host_bytes, known.disk_bytes),
+            numerics=str(Plan(strategies=candidate.strategies).numerics_for(self.plain.facts)),
         )
         found = replace(candidate, prediction=prediction)
         return found if found.chain is None else refined(found)
@@ -167,7 +169,10 @@ class JobEvaluator:
         is_many = num_recomputed(strategies, self.job.batch_size) > _MANY_PIECES
         if self.plain.is_long or is_many:
             return self.in_short(strategies)
-        return self._whole(strategies)
+        try:
+            return self._whole(strategies)
+        except TooLongError:
+            return replace(self.in_short(strategies), is_exact=True)
 
     def in_short(self, strategies: Strategies) -> Candidate:
         """Record the step, with a few micro-batches only where there are many.
@@ -286,7 +291,8 @@ class JobEvaluator:
             raise StrategyError(*obstacle)
         self.tell(strategies)
         plan = Plan(strategies=strategies)
-        with self._failure_named(strategies):
+        known = {strategy.name for members in self._recorded for strategy in members}
+        with failure_named(strategies, known), told_of_operators(self.limits.look):
             found = record(
                 job,
                 plan,
@@ -303,26 +309,6 @@ class JobEvaluator:
         """Say what is recorded now."""
         if self.progress is not None:
             self.progress(" + ".join(strategy.label() for strategy in strategies) or "as it is")
-
-    @contextmanager
-    def _failure_named(self, strategies: Strategies) -> Iterator[None]:
-        """Turn whatever recording raises into a refusal: as it is, the job could be recorded.
-
-        What was never recorded before is at fault; a combination is where nothing in it is new,
-        and only it is refused then.
-
-        Raises:
-            StrategyError: if recording fails.
-        """
-        try:
-            yield
-        except (StrategyError, MemoryError):
-            raise
-        except Exception as error:
-            names = dict.fromkeys(strategy.name for strategy in strategies)
-            known = {strategy.name for members in self._recorded for strategy in members}
-            new = [name for name in names if name not in known]
-            raise StrategyError(" + ".join(new or names), failure_of(error)) from error
 
     def _prediction(self, strategies: Strategies, job: Job, recording: Recording) -> Prediction:
         plan = Plan(strategies=strategies)
@@ -350,6 +336,7 @@ class JobEvaluator:
             peak_allocated_bytes=prediction.peak_allocated_bytes + more_bytes,
             peak_reserved_bytes=prediction.peak_reserved_bytes + more_bytes,
             process_bytes=prediction.process_bytes + more_bytes,
+            by_category={**prediction.by_category, Category.BATCH.value: batch_bytes + more_bytes},
             step_seconds=once + (prediction.step_seconds - once) * repeats,
         )
         fits = self.budget.holds(longer.bounded_bytes(), longer.host_bytes, longer.disk_bytes)

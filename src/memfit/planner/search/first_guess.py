@@ -18,6 +18,8 @@ from memfit.trace.events import Category, Phase
 SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
 _MOST_SIZES = 2
+_WITH_BATCH_WHOLE = 2
+"""So many times as much are pieces taken to need beside which the batch's representations lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,9 @@ def _of(
     num_found = 0
     for split in space.splits:
         share = split.micro_batch_size / num_samples
-        if split.keeps_batch_whole or kept_bytes + passing_bytes * share > budget_bytes:
+        if split.keeps_batch_whole:
+            share *= _WITH_BATCH_WHOLE
+        if kept_bytes + passing_bytes * share > budget_bytes:
             continue
         combined = in_catalogue_order((*strategies, split))
         if not conflict(combined) and space.obstacle([split]) is None:

@@ -15,7 +15,7 @@ from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.strategies.base import AbstractSplitting, Numerics, Strategy
 from memfit.strategies.data_parallel import AbstractDataParallel
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.plan import splitting_of
+from memfit.strategies.plan import clash, splitting_of
 from memfit.trace.events import Phase, Trace
 
 
@@ -48,27 +48,6 @@ class SearchSpace:
     def allows(self, strategies: Sequence[Strategy]) -> bool:
         """Return whether a combination has the micro-batches that were required, if any were."""
         return not self.must_split or any(s in self.splits for s in strategies)
-
-    def contains(self, strategies: Sequence[Strategy]) -> bool:
-        """Return whether a combination is made of what may be combined, with what it must have.
-
-        Whether its micro-batches keep the results is not asked.
-        """
-        names = {
-            option.name for options in (*self.options, self.splits) for option in options if option
-        }
-        if self.may_recompute:
-            names.add(ActivationCheckpointing.name)
-        writes_disk = any(
-            o is not None and o.needs_disk for options in self.options for o in options
-        )
-        present = {strategy.name for strategy in strategies}
-        required = {strategy.name for strategy in self.required}
-        return (
-            required <= present <= names
-            and self.allows(strategies)
-            and (writes_disk or not any(strategy.needs_disk for strategy in strategies))
-        )
 
     def obstacle(self, strategies: Sequence[Strategy]) -> tuple[str, str] | None:
         """Name the strategy whose micro-batches would not keep the results, and say why.
@@ -124,7 +103,7 @@ def search_space(
 
     Raises:
         UsageError: if a name is unknown, or both required and forbidden.
-        StrategyError: if a required strategy cannot apply.
+        StrategyError: if a required strategy cannot apply, or two of them exclude each other.
     """
     _check_names(allow, require, forbid)
     fixed: list[tuple[Strategy | None, ...]] = [] if parallel is None else [(parallel,)]
@@ -151,7 +130,7 @@ def search_space(
     must_split = any(split.name in require for split in splits)
     if must_split:
         splits = [split for split in splits if split.name in require]
-    unproved = may_be_unproved(CATALOGUE, allow, require)
+    unproved = may_be_unproved(CATALOGUE, allow)
     return SearchSpace(
         options=tuple(fixed),
         splits=tuple(splits),
@@ -249,3 +228,6 @@ def _check_names(allow: Sequence[str], require: Sequence[str], forbid: Sequence[
             strategy_class(name)
         except StrategyError as error:
             raise UsageError(str(error)) from None
+    if rule := clash(require):
+        reason = f"{rule.second}, which is required as well, excludes it: {rule.reason}."
+        raise StrategyError(rule.first, reason)

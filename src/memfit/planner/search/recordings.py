@@ -16,6 +16,8 @@ from memfit.planner.search.patience import Patience
 
 _MOST_EFFORT = 2
 """As a multiple of the bound, what is given up on, though nothing that fits was found."""
+_MOST_IN_ALL = 3
+"""The same, when nothing at all is recorded any more around a plan that fits."""
 
 
 class Recordings:
@@ -53,6 +55,11 @@ class Recordings:
     def is_given_up(self) -> bool:
         """Return whether it was spent so often that nothing more is looked for."""
         return self._num_operators >= _MOST_EFFORT * self._most_operators
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing is recorded any more that a plan can do without."""
+        return self._patience.is_over or self._num_operators >= _MOST_IN_ALL * self._most_operators
 
     @property
     def looks_ahead(self) -> bool:

@@ -23,7 +23,8 @@ def relaxed(found: Candidate, recordings: Recordings, neighbours: Neighbours) ->
     best = _filled(found, num_pieces, recordings)
     if best is not found and num_halves < _WORTHWHILE * 2 * num_pieces:
         return best
-    halved = neighbours.halved(found.strategies) if num_halves else None
+    may_halve = num_halves and not recordings.is_over
+    halved = neighbours.halved(found.strategies) if may_halve else None
     smaller = recordings.attempt(halved, in_full=True) if halved else None
     if smaller is None or not smaller.prediction.fits:
         return best
@@ -55,7 +56,7 @@ def _filled(found: Candidate, num_pieces: int, recordings: Recordings) -> Candid
     """Keep so many pieces of a candidate, or fewer until they fit."""
     best = found
     for number in range(num_pieces, max(0, num_pieces - _MOST_RECORDINGS), -1):
-        candidate = _keeping(found.strategies, number, recordings)
+        candidate = None if recordings.is_over else _keeping(found.strategies, number, recordings)
         if candidate is None or candidate.prediction.fits:
             return best if candidate is None else min(best, candidate, key=_preferred)
     return best

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from memfit.errors import StrategyError
 from memfit.figures import PlanSoFar
 from memfit.planner.search.candidates import Candidate, Evaluator, Refinement, Strategies
-from memfit.planner.search.descent import smallest
 from memfit.planner.search.first_plan import FirstPlan
 from memfit.planner.search.guesses import Guesses
 from memfit.planner.search.neighbours import Neighbours
@@ -37,7 +37,6 @@ from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.relaxation import relaxed
 from memfit.planner.search.reserve import reserve_beside
-from memfit.planner.search.so_far import plan_so_far
 from memfit.planner.search.starting_points import starting_points
 from memfit.planner.search.tree import SearchNode, SearchTree
 from memfit.strategies.plan import in_catalogue_order, splitting_of
@@ -57,9 +56,7 @@ class Search:
     """Find the fastest combination that fits.
 
     ``slack`` is the share of a step's time that is not worth another recording: what fits is taken
-    when all that is left could be faster by no more than that. ``is_long`` says that recording a
-    step takes long, and ``known`` what fits by an earlier call, which then takes the place of
-    guesses.
+    when all that is left could be faster by no more. ``is_long``: recording a step takes long.
     """
 
     def __init__(
@@ -72,7 +69,6 @@ class Search:
         most_operators: float = float("inf"),
         patience: Patience | None = None,
         on_better: OnBetter | None = None,
-        known: Strategies | None = None,
     ) -> None:
         self.space = space
         self.is_long = is_long
@@ -83,7 +79,6 @@ class Search:
         self.neighbours = Neighbours(space, self.recordings.refused)
         self.tree = SearchTree(self.recordings, space)
         self._slack = slack
-        self._known = known
         self._on_better = on_better
         self._queue = SearchQueue()
         self._first_plan = FirstPlan(
@@ -120,17 +115,30 @@ class Search:
             KeyboardInterrupt: if it is interrupted before anything that fits was recorded.
         """
         try:
-            return self._run()
+            self._run()
+            return self.fastest_recorded()
         except KeyboardInterrupt:
             if self.best_so_far is None:
                 raise
             self.patience.interrupt()
             return self.best_so_far
 
+    def fastest_recorded(self) -> Candidate | None:
+        """Return the fastest of all that was recorded and fits, whatever it was recorded for.
+
+        What was recorded in short, and would be it, is recorded in full.
+        """
+        tried = self.recordings.tried.values()
+        shorts = [each for each in tried if not each.is_exact and self._may_be_taken(each)]
+        for short in sorted(shorts, key=lambda each: each.cost):
+            best = self.best_so_far
+            if not self.is_over and (best is None or short.cost < best.cost):
+                self.recordings.attempt(short.strategies, in_full=True)
+        return self.best_so_far
+
     def _run(self) -> Candidate | None:
         likely = self._first_plan.begin()
         self._look_ahead()
-        self._take_up_known()
         self._first_plan.go_on(likely)
         for root in starting_points(self.recordings, self.space, is_long=self.is_long):
             node = SearchNode(root, 0, None)
@@ -138,27 +146,19 @@ class Search:
             self.tree.open(node)
         if self.best_so_far is None:
             self._first_plan.look_for_any()
-        found = (
-            None
-            if is_hopeless(self.recordings.tried.values(), self.space)
-            else self._first_that_fits()
-        )
+        found = None
+        if not is_hopeless(self.recordings.tried.values(), self.space):
+            found = self._first_that_fits()
         if found is None:
             reached = self.smallest()
             found = reached if reached.prediction.fits else None
         if found is None or self.is_over:
             return found
-        self._settle_largest_pieces()
+        # For the report, whether pieces may be taken. Where some may, nothing is said of others.
+        checks = self.space.split_checks
+        if self._has_children and checks is not None and not checks.allows_some:
+            self.neighbours.halved(in_catalogue_order(self.space.required))
         return relaxed(found, self.recordings, self.neighbours)
-
-    def _take_up_known(self) -> None:
-        """Queue what fits by an earlier call: nothing slower need be looked at."""
-        if self._known is None:
-            return
-        candidate = self.recordings.attempt(self._known, in_full=True)
-        if candidate is not None and candidate.prediction.fits:
-            node = SearchNode(candidate.strategies, 0, None, candidate)
-            self._queue.push_candidate(node, candidate)
 
     def _look_ahead(self) -> None:
         """Have pieces of a batch looked into beside this process, if any may be needed."""
@@ -169,15 +169,6 @@ class Search:
         likely = (likely_pieces(each, self.space) for each in recorded)
         checks.look_ahead([*dict.fromkeys(filter(None, likely))])
 
-    def _settle_largest_pieces(self) -> None:
-        """Find out whether pieces may be taken, for the report, where they were to be considered.
-
-        Where some may, nothing is said of others, and they are not looked into.
-        """
-        checks = self.space.split_checks
-        if self._has_children and checks is not None and not checks.allows_some:
-            self.neighbours.halved(in_catalogue_order(self.space.required))
-
     @property
     def num_left(self) -> int:
         """Count what waits that may be faster than the best so far, by its estimates."""
@@ -187,15 +178,27 @@ class Search:
 
     def _notice(self, candidate: Candidate) -> None:
         """Keep a recorded candidate that is the best so far."""
-        fits = candidate.is_exact and candidate.prediction.fits
-        if not fits or not self.space.allows(candidate.strategies):
+        if not (candidate.is_exact and self._may_be_taken(candidate)):
             return
         if self.best_so_far is not None and self.best_so_far.cost <= candidate.cost:
             return
-        self.best_so_far = candidate
+        self.best_so_far, self.patience.has_plan = candidate, True
         if self._on_better is not None:
-            seconds = self.patience.elapsed_seconds
-            self._on_better(plan_so_far(candidate, self.recordings, self.num_left, seconds))
+            plain = next(iter(self.recordings.tried.values()))
+            found = PlanSoFar(
+                strategies=tuple(strategy.label() for strategy in candidate.strategies),
+                peak_bytes=candidate.peak_bytes,
+                step_seconds=candidate.prediction.step_seconds,
+                plain_step_seconds=plain.prediction.step_seconds,
+                num_recorded=len(self.recordings.tried),
+                num_left=self.num_left,
+                elapsed_seconds=self.patience.elapsed_seconds,
+            )
+            self._on_better(found)
+
+    def _may_be_taken(self, candidate: Candidate) -> bool:
+        """Return whether a candidate fits and has what is required."""
+        return bool(candidate.prediction.fits) and self.space.allows(candidate.strategies)
 
     def further(self, found: Sequence[Candidate], most_seconds: float) -> Candidate | None:
         """Go on after ``run`` and give one more that fits, up to a time; None if there is none.
@@ -208,8 +211,43 @@ class Search:
         return self._first_that_fits(most_seconds)
 
     def smallest(self) -> Candidate:
-        """Return the smallest peak that can be reached, for when nothing fits."""
-        return smallest(self.recordings, self.space, self.tree, self.neighbours)
+        """Return the smallest candidate that can be reached, for when nothing fits.
+
+        Starts from the combination with the smallest peak to be expected, and from everything at
+        once, and takes whatever strategy or halving lowers it most, until nothing does. Whole
+        steps are recorded only of what seems to fit, since the others have the most micro-batches.
+
+        Raises:
+            StrategyError: if no plan with what is required could be recorded.
+        """
+        recordings, space, tree = self.recordings, self.space, self.tree
+        starts = [min(tree.nodes, key=tree.floor)]
+        starts += [node for node in self.neighbours.strongest() if tree.open(node)]
+        ends = [self._descended(start) for start in starts]
+        node = min(ends, key=tree.floor)
+        for refinement in reversed(recordings.of(node.strategies).refinements):
+            if recordings.attempt(refinement.strategies):
+                break
+        reached = [c for c in recordings.tried.values() if space.allows(c.strategies)]
+        for candidate in sorted(reached, key=lambda each: each.peak_bytes):
+            if not candidate.prediction.fits:
+                return candidate
+            if confirmed := recordings.attempt(candidate.strategies, in_full=True):
+                return confirmed
+        name = (space.splits if space.must_split else space.required)[0].name
+        reasons = (reason for failed, reason in recordings.refused.items() if name in failed)
+        raise StrategyError(name, next(reasons, "no plan with it could be recorded."))
+
+    def _descended(self, node: SearchNode) -> SearchNode:
+        """Take whatever lowers a node's smallest peak most, until nothing does."""
+        while not self.recordings.is_spent:
+            self.recordings.expect([child.strategies for child in self.neighbours.smaller(node)])
+            children = [child for child in self.neighbours.smaller(node) if self.tree.open(child)]
+            best = min([node, *children], key=self.tree.floor)
+            if best is node:
+                break
+            node = best
+        return node
 
     def perhaps_faster(self, strategies: Strategies) -> Iterator[Candidate]:
         """Record and yield what fits and may be faster than a combination against all estimates."""
@@ -245,7 +283,8 @@ class Search:
         elif is_ruled_out(entry.node, self.tree.nodes, self.space):
             return
         elif self._is_refused(entry.node):
-            self._go_around(entry.node)
+            for other in self.neighbours.instead(entry.node):
+                self._add(other)
         elif self._may_go_on() and self._opened(entry.node):
             self._expand(entry.node)
 
@@ -378,11 +417,6 @@ class Search:
         for child in self.neighbours.children(node):
             if is_near or not (self.tree.adds_little(child) or self.tree.acts_on_little(child)):
                 self._add(child)
-
-    def _go_around(self, node: SearchNode) -> None:
-        """Queue what takes the place of a node whose pieces may not be taken."""
-        for other in self.neighbours.instead(node):
-            self._add(other)
 
     def _add(self, node: SearchNode) -> None:
         """Queue a node, once, by the least time that it is expected to take."""

@@ -110,7 +110,8 @@ class SplitChecks:
     def obstacle(self, split: AbstractSplitting) -> str | None:
         """Say why a batch may not be cut that way; None if it may."""
         if split not in self._refusals:
-            self._learn(split)
+            while self._ahead is not None and split not in self._foreseen:
+                self._take_over_next()
             if split in self._foreseen:
                 self._refusals[split] = self._foreseen[split]
             else:
@@ -151,11 +152,6 @@ class SplitChecks:
                 self._finds_effects = False
                 separation.effects()
                 yield LookedInto(split=None, refusal=None, findings=separation.findings())
-
-    def _learn(self, split: AbstractSplitting) -> None:
-        """Take over what was looked into ahead, down to a size; waits for it."""
-        while self._ahead is not None and split not in self._foreseen:
-            self._take_over_next()
 
     def _take_over_next(self) -> None:
         """Wait for what is looked into ahead now; end that if there is nothing more to come."""
@@ -212,9 +208,10 @@ class SplitChecks:
         return None
 
     def _looked_into(self, split: AbstractSplitting) -> Refusal | None:
-        found = split.separability(self._facts.separation)
-        if not (found.is_settled or found.is_refuted) and self._trial is not None:
-            found = self._trial(split, found)
+        found, trial = split.separability(self._facts.separation), self._trial
+        is_wanted = trial is not None and (trial.settles or split.name in self._allowed)
+        if trial is not None and is_wanted and not (found.is_settled or found.is_refuted):
+            found = trial(split, found)
             split.settle(self._facts.separation, found)
         if found.is_refuted:
             return _refusal(
@@ -255,10 +252,8 @@ def _refusal(split: AbstractSplitting, sentence: str, *, is_open: bool = False) 
     return Refusal(kind=kind, strategy=split.name, sentence=sentence)
 
 
-def may_be_unproved(
-    strategies: Sequence[type[Strategy]], allow: Sequence[str], require: Sequence[str]
-) -> frozenset[str]:
-    """Name the strategies that may be taken although nobody could follow what they do."""
+def may_be_unproved(strategies: Sequence[type[Strategy]], allow: Sequence[str]) -> frozenset[str]:
+    """Name those that may be taken although nobody could follow them; none for being required."""
     is_class_allowed = str(Numerics.UNPROVED) in allow
     names = (strategy.name for strategy in strategies)
-    return frozenset(n for n in names if is_class_allowed or n in allow or n in require)
+    return frozenset(n for n in names if is_class_allowed or n in allow)

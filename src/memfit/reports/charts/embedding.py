@@ -50,8 +50,11 @@ def charts_of(contents: Mapping[str, Mapping[str, Any] | None]) -> Charts | None
     if not drawn:
         return None
     scripts = _scripts()
+    text = json.dumps(drawn, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
     return Charts(
-        data=Markup(_json(drawn)),  # every sign that means something is escaped
+        data=Markup(text),  # every sign that means something is escaped
         scripts=tuple(Markup(script) for script in scripts),  # files of this package
         policy=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
     )
@@ -60,14 +63,6 @@ def charts_of(contents: Mapping[str, Mapping[str, Any] | None]) -> Charts | None
 def visible(text: str) -> str:
     """Spell out characters that cannot be seen, or that turn what follows around."""
     return printable(text)
-
-
-def _json(value: object) -> str:
-    """Write JSON of plain ASCII without a sign that could end or begin an element."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
 
 
 @cache

@@ -94,7 +94,7 @@ class BatchRecorder:
             fingerprint=Fingerprint.of_batch(tensors) if stored is None else None,
             tensors=[keep(tensor, with_form=True) for tensor in tensors],
             grads=[
-                None if each.grad is None else KeptGrad.of(each.grad, fits=True) for each in tensors
+                None if each.grad is None else KeptGrad.of(each.grad, torch.cat) for each in tensors
             ],
             containers=containers if is_known else (),
             whole=whole.snapshot() if whole is not None else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -99,10 +99,12 @@ def _tensors_in(held: Any, place: str = "") -> Iterable[tuple[str, torch.Tensor]
             yield from _tensors_in(value, f"{place}[{number}]")
 
 
-def options_of(group: dict[str, Any]) -> dict[str, Any]:
+def options_of(
+    group: dict[str, Any], copied: Callable[[Any], Any] = copy.deepcopy
+) -> dict[str, Any]:
     """Copy the settings of a group of parameters, such as its learning rate."""
     return {
-        name: value if is_plain(value) else copy.deepcopy(value)
+        name: value if is_plain(value) else copied(value)
         for name, value in group.items()
         if name != "params"
     }

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from memfit.devices.spec import CPU
 from memfit.live_state import LiveState, Obstacle, Snapshot
+from memfit.live_state.disk_copies import DiskCopies
 from memfit.live_state.random_sources import GlobalRandomness
 from memfit.live_state.snapshot import put_generators_back
 from memfit.runtime.guard.batch_file import StoredBatch
@@ -101,8 +103,15 @@ class StepEntries:
         self._store = store
         self._batches = BatchRecorder(store)
         self._left_out: list[torch.Tensor] = []
+        # In memory they would take of what is planned for, where that is the CPU's.
+        copies, is_here = DiskCopies(), session.device_type == CPU
+        self._copied: Callable[[Any], Any] = copies.of if is_here else copy.deepcopy
         self._live = LiveState(
-            roots_of(session), leave_out=[*large.named().values()], gradients=True, most_bytes=_ALL
+            roots_of(session),
+            leave_out=[*large.named().values()],
+            gradients=True,
+            most_bytes=_ALL,
+            copied=copies if is_here else torch.cat,
         )
         self._num_walks = 0
         self.has_other_parameters = False
@@ -130,11 +139,12 @@ class StepEntries:
         if self._live.num_walks != self._num_walks:
             self.look()
             snapshot, places = self._live.snapshot(), self.places()
+        groups = self._session.optimizer.param_groups
         return StepEntry(
             snapshot=snapshot,
             random=snapshot.randomness,
             generators=snapshot.generators,
-            options=[options_of(group) for group in self._session.optimizer.param_groups],
+            options=[options_of(each, self._copied) for each in groups],
             places=places,
             others=self._large.others,
         )

@@ -11,7 +11,6 @@ from typing import Any
 from memfit.devices.catalogue import load_device
 from memfit.errors import MemfitError
 from memfit.files import write_atomically
-from memfit.prediction.recording import StepRecording
 from memfit.script.job_file.writing import JobNotWritten, JobQuestion, write_job
 from memfit.script.prediction import step_peaks
 from memfit.script.question import ScriptQuestion, ScriptTarget
@@ -101,6 +100,7 @@ def job_from_script(script: Path, arguments: Sequence[str], output: Path) -> Job
     cpu = load_device("cpu")
     recorded = record_script(ScriptQuestion(target=target, device=cpu, num_steps=2))
     peaks = step_peaks(recorded.recording, cpu)
+    first = recorded.recording.marks[0].first_event
     answer = JobAnswer(
         output=output.name,
         batch_size=found.batch_size,
@@ -114,7 +114,10 @@ def job_from_script(script: Path, arguments: Sequence[str], output: Path) -> Job
         steady_step_peak_bytes=found.steady_step_peak_bytes,
         is_measured=found.is_measured,
         left_out=found.left_out,
-        script_other_bytes=_bytes_before(recorded.recording) - found.own_bytes,
+        script_other_bytes=sum(
+            delta for _, delta in islice(recorded.recording.history.deltas(), first)
+        )
+        - found.own_bytes,
     )
     most = _MOST_RELATIVE_WITH_VALUES if found.is_measured else _MOST_RELATIVE
     if abs(answer.relative_peak_error) > most:
@@ -126,12 +129,6 @@ def job_from_script(script: Path, arguments: Sequence[str], output: Path) -> Job
         raise DraftError(script.name, reason, _draft(output, found.text))
     write_atomically(output, found.text)
     return answer
-
-
-def _bytes_before(recording: StepRecording) -> int:
-    """Return what lives where the first step of a recording begins."""
-    first = recording.marks[0].first_event
-    return sum(delta for _, delta in islice(recording.history.deltas(), first))
 
 
 def _draft(output: Path, text: str) -> Path | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any, Self
@@ -17,15 +18,24 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from memfit.script.job_file.facts import SeenScript
+from memfit.script.job_file.facts import OptimizerGroup, SeenOptimizer, SeenScript
 from memfit.script.job_file.loop import TrainingLoop
 from memfit.script.job_file.next_batch import first_line_with_batch
-from memfit.script.job_file.optimizers import NotDescribedError, describe_optimizer
 from memfit.script.steps import EnoughRecordedError
 
 _DEVICES = ("cpu", "cuda")
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)
 Tracer = Callable[[FrameType, str, Any], Any]
+_PLAIN = (bool, int, float, str, type(None))
+_CONDITIONS = (
+    "p.requires_grad",
+    "p.ndim >= 2",
+    "p.ndim < 2",
+    "p.requires_grad and p.ndim >= 2",
+    "p.requires_grad and p.ndim < 2",
+    "name.endswith('bias')",
+    "not name.endswith('bias')",
+)
 
 
 class Start:
@@ -143,16 +153,11 @@ class FirstStep:
 
         return note
 
-    def _frame_behind(self) -> FrameType | None:
-        """Return the innermost frame of the script."""
+    def _loss_behind(self) -> float:
+        """Return the value of the script's own expression: a scaler may have multiplied it."""
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
-        return frame
-
-    def _loss_behind(self) -> float:
-        """Return the value of the script's own expression: a scaler may have multiplied it."""
-        frame = self._frame_behind()
         value = self._loop.loss
         if frame is None or any(isinstance(each, ast.Call) for each in ast.walk(value)):
             return self.losses[-1]
@@ -207,8 +212,8 @@ class FirstStep:
         name, model, modules = self._model_of(optimizer)
         made_with = self._made_with.get(id(optimizer), (None, optimizer.param_groups))[1]
         try:
-            described = describe_optimizer(optimizer, made_with, model)
-        except NotDescribedError as reason:
+            described = _describe_optimizer(optimizer, made_with, model)
+        except _NotDescribedError as reason:
             raise loop.refuse(loop.loop, str(reason)) from None
         names = self._frames
         found = SeenScript(
@@ -285,3 +290,67 @@ def _tensors_in(value: object) -> str:
         holds = any(True for _ in value.parameters()) or any(True for _ in value.buffers())
         return f"a {type(value).__name__}" if holds else ""
     return "a tensor" if isinstance(value, torch.Tensor) else ""
+
+
+class _NotDescribedError(Exception):
+    """Say why an optimizer cannot be written down."""
+
+
+def _describe_optimizer(
+    optimizer: torch.optim.Optimizer,
+    made_with: Sequence[Mapping[str, Any]],
+    model: torch.nn.Module,
+) -> SeenOptimizer:
+    """Describe an optimizer by its class, its settings, and the names of its parameters.
+
+    Args:
+        optimizer: which is described.
+        made_with: its groups as they were when it was made, before a scheduler changed them.
+        model: whose names its parameters have.
+
+    Raises:
+        NotDescribedError: if it holds parameters of nothing in the model, or settings that
+            cannot be written down.
+    """
+    if len(made_with) != len(optimizer.param_groups):
+        raise _NotDescribedError("groups were added to the optimizer after it was made")
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    accepted = set(inspect.signature(type(optimizer).__init__).parameters)
+    groups = []
+    for group in made_with:
+        names = [own.get(id(parameter), "") for parameter in group["params"]]
+        if "" in names:
+            raise _NotDescribedError("the optimizer holds parameters from outside the model")
+        settings = {key: value for key, value in group.items() if key in accepted - {"params"}}
+        unplain = [key for key, value in settings.items() if not _is_plain(value)]
+        if unplain:
+            raise _NotDescribedError(f"its setting {unplain[0]} is no plain value")
+        condition = _condition(set(names), model)
+        groups.append(OptimizerGroup(names=names, condition=condition, settings=settings))
+    kind = type(optimizer)
+    return SeenOptimizer(module=kind.__module__, name=kind.__qualname__, groups=groups)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(each) for each in value)
+    return isinstance(value, _PLAIN)
+
+
+def _condition(names: set[str], model: torch.nn.Module) -> str:
+    """Return an expression that chooses these parameters: a rule, else their names."""
+    everything = dict(model.named_parameters())
+    if names == set(everything):
+        return ""
+    for condition in _CONDITIONS:
+        rule = eval(f"lambda name, p: {condition}")  # noqa: S307 - one of the conditions above
+        if names == {name for name, parameter in everything.items() if rule(name, parameter)}:
+            return condition
+    others = set(everything) - names
+    if len(others) < len(names):
+        return f"name not in {_set_text(others)}"
+    return f"name in {_set_text(names)}"
+
+
+def _set_text(names: set[str]) -> str:
+    return "{" + ", ".join(repr(name) for name in sorted(names)) + "}"

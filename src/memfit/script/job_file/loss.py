@@ -93,7 +93,7 @@ def _up_to_backward(
             raise loop.refuse(here, "the backward is part of another statement")
         return before
     if not isinstance(here, ast.With):
-        raise loop.refuse(here, f"the backward stands inside `{_keyword(here)}`")
+        raise loop.refuse(here, f"the backward stands inside `{type(here).__name__.lower()}`")
     inner = _up_to_backward(loop, here.body, way[1:])
     if all(calls_in(item.context_expr, *_TRANSPARENT) for item in here.items):
         return [*before, *inner]
@@ -101,10 +101,6 @@ def _up_to_backward(
         raise loop.refuse(here, f"the backward stands inside `with {ast.unparse(here.items[0])}`")
     around = ast.copy_location(ast.With(items=here.items, body=inner), here)
     return [*before, around]
-
-
-def _keyword(statement: ast.stmt) -> str:
-    return type(statement).__name__.lower()
 
 
 def _needed(

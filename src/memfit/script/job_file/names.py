@@ -86,7 +86,12 @@ def text_of(statement: ast.stmt, source: str) -> str:
     if decorators:
         lines = source.splitlines()[decorators[0].lineno - 1 : statement.end_lineno]
     alone = not lines[0][: statement.col_offset].strip() or bool(decorators)
-    if not alone or _has_long_string(statement):
+    # Indentation would change a string that runs over several lines.
+    if not alone or any(
+        isinstance(each, (ast.Constant, ast.JoinedStr))
+        and (each.end_lineno or each.lineno) > each.lineno
+        for each in ast.walk(statement)
+    ):
         return ast.unparse(statement)
     text = textwrap.dedent("\n".join(lines))
     try:
@@ -94,15 +99,6 @@ def text_of(statement: ast.stmt, source: str) -> str:
     except (SyntaxError, IndexError):
         same = False
     return text if same else ast.unparse(statement)
-
-
-def _has_long_string(statement: ast.stmt) -> bool:
-    """Return whether a string runs over several lines, which indentation would change."""
-    return any(
-        isinstance(each, (ast.Constant, ast.JoinedStr))
-        and (each.end_lineno or each.lineno) > each.lineno
-        for each in ast.walk(statement)
-    )
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

@@ -94,7 +94,7 @@ def _is_left_out(statement: ast.stmt, seen: SeenScript) -> bool:
     """Return whether a statement has no place in a job: it was not run, or is Accelerate's."""
     if isinstance(statement, (ast.Global, ast.Nonlocal)):
         return True
-    if _is_docstring(statement):
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return True
     if isinstance(statement, ast.Assign) and _prepares(statement):
         return True
@@ -110,10 +110,6 @@ def _is_left_out(statement: ast.stmt, seen: SeenScript) -> bool:
 def _was_run(statement: ast.stmt, seen: SeenScript) -> bool:
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
     return any(line in seen.lines for line in lines)
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _prepares(statement: ast.Assign) -> bool:
@@ -136,7 +132,10 @@ def _in_one_row(loop: TrainingLoop) -> list[ast.stmt]:
         known = written_by_all(row)
         given = [] if call is None else _bindings(loop, level, call)
         own = [*given, *_own_statements(loop, level, is_file=number == 0)]
-        clash = (known & written_by_all(own)) - _unchanged(own)
+        # Imported names mean the same everywhere.
+        clash = (known & written_by_all(own)) - written_by_all(
+            [each for each in own if isinstance(each, (ast.Import, ast.ImportFrom))]
+        )
         if clash and call is not None:
             raise loop.refuse(
                 level.function, f"its name {min(clash)} means something else where it is called"
@@ -144,13 +143,6 @@ def _in_one_row(loop: TrainingLoop) -> list[ast.stmt]:
         row += own
         call = level.call
     return row
-
-
-def _unchanged(statements: Sequence[ast.stmt]) -> set[str]:
-    """Return imported names, which mean the same everywhere."""
-    return written_by_all(
-        [each for each in statements if isinstance(each, (ast.Import, ast.ImportFrom))]
-    )
 
 
 def _own_statements(loop: TrainingLoop, level: Level, *, is_file: bool) -> Sequence[ast.stmt]:

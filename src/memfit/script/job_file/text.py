@@ -49,7 +49,12 @@ def job_text(cut: Cut, output: Path) -> str:
     Raises:
         NoJobError: if a part of the script cannot be written down.
     """
-    _refuse_own_names(cut)
+    used = written_by_all([*cut.prelude.setup, *cut.prelude.model]) | set(cut.loss.batch_names)
+    taken = used & set(_OWN)
+    if taken:
+        raise cut.loop.refuse(
+            None, f"it has a name of its own that a job file needs: {min(taken)}", "Rename it."
+        )
     clip = _clip(cut)
     scheduler = _scheduler(cut)
     parts = [
@@ -108,16 +113,12 @@ def _free_names(text: str) -> set[str]:
     for function in functions:
         inside = written_by_all(function.body) - globals_
         own = {each.arg for each in function.args.args}
-        found |= read_by_all(function.body) - (inside & _written_first(function)) - own
+        # Python keeps all names that a function binds to the function.
+        found |= read_by_all(function.body) - (inside & written_by_all(function.body)) - own
     bound_first: set[str] = set()
     for node in rest:
         bound_first |= written(node) - (read(node) - bound_first)
     return found - bound_first - BUILTINS - {node.name for node in functions}
-
-
-def _written_first(function: ast.FunctionDef) -> set[str]:
-    """Return names that a function binds; Python keeps all of these to the function."""
-    return written_by_all(function.body)
 
 
 def _names_of_file(tree: ast.Module) -> set[str]:
@@ -343,13 +344,3 @@ def left_out_lines(cut: Cut) -> Sequence[tuple[int, str]]:
     own = f"{scheduler[1]}.step()" if scheduler else ""
     found = [(each.lineno, source[each.lineno - 1].strip()) for each in cut.loss.left_out]
     return [(line, text) for line, text in found if text != own]
-
-
-def _refuse_own_names(cut: Cut) -> None:
-    """Refuse a script that has the names of a job file for something else."""
-    used = written_by_all([*cut.prelude.setup, *cut.prelude.model]) | set(cut.loss.batch_names)
-    taken = used & set(_OWN)
-    if taken:
-        raise cut.loop.refuse(
-            None, f"it has a name of its own that a job file needs: {min(taken)}", "Rename it."
-        )

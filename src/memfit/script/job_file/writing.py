@@ -208,6 +208,7 @@ class _Making:
         peaks = [_peaks(module.job, each, cut.seen) for each in _repeated(parts)]
         first_bytes, steady_bytes, is_measured = map(max, zip(*peaks, strict=True))
         optimizer = cut.seen.optimizer
+        leaves = [*live.parameters(), *live.buffers(), *tree_leaves(parts)]
         return WrittenJob(
             text=self.text,
             loss=loss,
@@ -218,14 +219,8 @@ class _Making:
             num_backwards=cut.seen.num_backwards,
             optimizer=optimizer.name,
             left_out=tuple(left_out_lines(cut)),
-            own_bytes=_own_bytes(live, parts),
+            own_bytes=sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor)),
         )
-
-
-def _own_bytes(model: torch.nn.Module, batch: Any) -> int:
-    """Return the bytes of a model's parameters and buffers, and of a batch."""
-    leaves = [*model.parameters(), *model.buffers(), *tree_leaves(batch)]
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _cut(loop: TrainingLoop, seen: SeenScript, question: JobQuestion) -> Cut:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 
 from memfit.errors import StrategyError
+from memfit.separation.step_ends import is_batch_norm
 from memfit.strategies.facts import BatchNorm
 
 
@@ -122,11 +123,7 @@ class NormalisationCalls:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.known: list[Statistics] = []
-        self._modules = [
-            module
-            for module in model.modules()
-            if isinstance(module, BatchNorm) and module.training
-        ]
+        self._modules: list[Any] = [*filter(is_batch_norm, model.modules())]
         self._next_call = 0
         self._stop_at: int | None = None
         self._replaced = ExitStack()

@@ -111,6 +111,8 @@ class CachedGradients(AbstractSplitting):
         """Return whether rows stay apart in the representations; the loss may mix them."""
         if separation is None:
             return not_known("whether rows stay apart in the representations was not looked into.")
+        if (settled := separation.settled.get(self._pieces())) is not None:
+            return settled
         names = self.representations or separation.representations()
         if not names:
             return not_known("no module could be shown to keep apart the rows of its arguments.")
@@ -118,8 +120,17 @@ class CachedGradients(AbstractSplitting):
         worst = next((each for each in found if not each.is_proved), found[0])
         return replace(worst, draws=any(each.draws for each in found))
 
+    def numerics_for(self, facts: JobFacts) -> Numerics:
+        """Pieces draw other random numbers; the loss, which is computed once, draws the same."""
+        return super().numerics_for(replace(facts, draws_random=None))
+
     def settle(self, separation: Separation | None, found: Separability) -> None:
-        """Keep nothing: in its first step every module is tried on rows by itself."""
+        """Keep what a trial has shown, whatever pieces are kept instead of run again."""
+        if separation is not None:
+            separation.settled[self._pieces()] = found
+
+    def _pieces(self) -> tuple[object, ...]:
+        return self.micro_batch_size, self.representations
 
     def apply(self, session: Session) -> Undo:
         """Put piecewise forwards in place of those of the representations.

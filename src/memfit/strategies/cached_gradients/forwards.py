@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from memfit.errors import StrategyError
-from memfit.forward_state import Before, ForwardState
-from memfit.strategies.cached_gradients.effects import CallEffects, carried_out_and_undone
+from memfit.forward_state import Before, ForwardState, Left
 from memfit.strategies.cached_gradients.rows import (
     CannotCutError,
     ResultForm,
@@ -194,7 +193,7 @@ class PiecewiseForward:
         if watched := _module_that_watches_gradients(self._module):
             return f"hooks of its {watched} would see the gradients of pieces"
         try:
-            found: ResultForm = carried_out_and_undone(self._state, leaves, checked)
+            found: ResultForm = _carried_out_and_undone(self._state, leaves, checked)
             return found
         except RowsMixedError as reason:
             # Recorded on tensors without values, the same call is taken for one that can be cut.
@@ -205,7 +204,7 @@ class PiecewiseForward:
     def _in_pieces(
         self, leaves: Sequence[Any], structure: Structure, rows: RowDims, form: ResultForm
     ) -> Any:
-        effects = CallEffects(self._state, leaves)
+        effects = _CallEffects(self._state, leaves)
         size = self._step.micro_batch_size
         num_pieces = -(-rows.num_rows // size)
         # Backward comes to the last ones first: what they keep is gone before a piece runs again.
@@ -224,7 +223,7 @@ class PiecewiseForward:
         self._step.num_cut += 1
         return form.joined(results)
 
-    def _kept(self, piece: Sequence[Any], structure: Structure, effects: CallEffects) -> Any:
+    def _kept(self, piece: Sequence[Any], structure: Structure, effects: _CallEffects) -> Any:
         """Run a piece that keeps what backward needs."""
 
         def run(_: Before) -> Any:
@@ -238,7 +237,7 @@ class PiecewiseForward:
         self,
         piece: Sequence[Any],
         structure: Structure,
-        effects: CallEffects,
+        effects: _CallEffects,
         kept: list[torch.Tensor],
     ) -> Any:
         """Run a piece that keeps nothing but its arguments, and what else is to be kept."""
@@ -323,3 +322,57 @@ def _kind(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.dim(), leaf.dtype
     return leaf if isinstance(leaf, (bool, int, float, str, type(None))) else type(leaf)
+
+
+class _CallEffects:
+    """The effects of one call: every piece starts from the same state, and one outcome is kept.
+
+    That is what one call on all rows leaves, if the outcome does not depend on the rows (the power
+    iteration of spectral norm, counters). Generators of random numbers move on from piece to piece.
+
+    Args:
+        state: of the module.
+        arguments: of the call, which it may change as well.
+    """
+
+    def __init__(self, state: ForwardState, arguments: Sequence[Any]) -> None:
+        self._state = state
+        self._start = state.before(*arguments)
+        self._left: Left | None = None
+        self._has_run = False
+
+    def piece(self, run: Callable[[Before], Any]) -> Any:
+        """Run a piece; ``run`` is given what there is before it.
+
+        Raises:
+            CannotCutError: if it leaves something else than the pieces before it; then everything
+                is as it was before the call.
+        """
+        before = self._start
+        if self._has_run:
+            self._start.put_back()
+            before = self._start.with_generators_here()
+        self._has_run = True
+        result = self._state.run(self._start, lambda: run(before))
+        if self._left is None:
+            self._left = Left(self._start)
+        elif name := self._left.first_difference():
+            self._start.put_back()
+            self._start.positions.put_back()
+            raise CannotCutError(
+                f"what it leaves in {name} depends on the rows, as with running statistics and "
+                "codebooks, so pieces would leave something else"
+            )
+        return result
+
+
+def _carried_out_and_undone(
+    state: ForwardState, arguments: Sequence[Any], call: Callable[[], Any]
+) -> Any:
+    """Carry something out and put back what it changed, random generators included."""
+    before = state.before(*arguments)
+    try:
+        return state.run(before, call)
+    finally:
+        before.put_back()
+        before.positions.put_back()

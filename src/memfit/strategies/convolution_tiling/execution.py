@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,8 @@ from torch.utils._pytree import tree_leaves
 from memfit.live_state.torch_context import TorchContext
 from memfit.strategies.convolution_tiling.schedule import Schedule, Stage
 from memfit.strategies.convolution_tiling.slabs import Rows, Slab, cut, filled, tiles
-from memfit.strategies.convolution_tiling.statistics import (
-    SINGLE_BYTES,
-    Statistics,
-    merged,
-    wide,
-)
+
+_SINGLE_BYTES = 4
 
 
 class TiledForwards:
@@ -27,7 +24,7 @@ class TiledForwards:
         self.schedule, self.rules = schedule, schedule.rules
         self.values = schedule.rules.graph.values
         self.held: dict[int, Tensor] = {}
-        self.statistics: dict[int, Statistics] = {}
+        self.statistics: dict[int, _Statistics] = {}
         self.context = TorchContext.here(device, draws=False)
         self.device = device.device
         self.grads: dict[int, Tensor] = {}
@@ -123,17 +120,17 @@ class TiledForwards:
                     wanted[source] = min(before[0], needed[0]), max(before[1], needed[1])
         return wanted
 
-    def _measured(self, stage: Stage) -> Statistics:
+    def _measured(self, stage: Stage) -> _Statistics:
         """Gather the statistics of a norm's input."""
         norm = self.rules.norms[stage.call.outs[0]]
         shape, dim = self.values[stage.target].shape, self.rules.dims[stage.target]
-        total: Statistics | None = None
+        total: _Statistics | None = None
         for rows in tiles(shape[dim], stage.num_tiles):
             part = self._computed(stage, stage.target, rows, self.held)
-            flat = wide(part).reshape(shape[0], norm.num_groups, -1)
+            flat = _wide(part).reshape(shape[0], norm.num_groups, -1)
             variance, mean = torch.var_mean(flat, dim=2, correction=0)
-            new = Statistics(mean, variance, flat.shape[2])
-            total = new if total is None else merged(total, new)
+            new = _Statistics(mean, variance, flat.shape[2])
+            total = new if total is None else _merged(total, new)
             del part, flat
         assert total is not None, "a tensor with elements has a row"
         return total
@@ -188,7 +185,7 @@ class TiledForwards:
         """Sum gradients of parameters of half precision over tiles in single precision."""
         for place in range(self.rules.graph.num_inputs, self.rules.graph.num_given):
             member = self.held[place]
-            if member.grad is not None and member.element_size() < SINGLE_BYTES:
+            if member.grad is not None and member.element_size() < _SINGLE_BYTES:
                 before = self.wide.get(id(member))
                 grad = member.grad.float()
                 self.wide[id(member)] = grad if before is None else before.add_(grad)
@@ -268,12 +265,12 @@ class TiledForwards:
         for rows in tiles(shape[dim], stage.num_tiles):
             if stage.target in self.schedule.held:
                 part = self.held[stage.target].narrow(dim, rows[0], rows[1] - rows[0])
-                grad = torch.addcmul(offset, wide(part), slope)
+                grad = torch.addcmul(offset, _wide(part), slope)
                 self._give(stage.target, rows, grad)
                 continue
 
             def gradient(part: Tensor) -> Tensor:
-                return torch.addcmul(offset, wide(part.detach()), slope).to(part.dtype)
+                return torch.addcmul(offset, _wide(part.detach()), slope).to(part.dtype)
 
             self._backward_tile(stage, rows, gradient)
 
@@ -389,3 +386,30 @@ class TiledForwards:
         del seen, source
         self._collect(read, leaves)
         self._widen()
+
+
+@dataclass(slots=True)
+class _Statistics:
+    """Mean and variance of each group of a norm's input, each (B, G), in fp32 or fp64."""
+
+    mean: Tensor
+    variance: Tensor
+    count: int
+    affine: tuple[Tensor, Tensor] | None = None
+    """Scale and shift of each channel, (B, C, 1, …), leaves that collect gradients in backward."""
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return half precision in single precision."""
+    return tensor.float() if tensor.element_size() < _SINGLE_BYTES else tensor
+
+
+def _merged(first: _Statistics, second: _Statistics) -> _Statistics:
+    """Merge the statistics of two parts (Chan et al. 1979, STAN-CS-79-773, equation 2.1)."""
+    count = first.count + second.count
+    apart = second.mean - first.mean
+    part = second.count / count
+    variance = (
+        first.variance * (1 - part) + second.variance * part + apart.square() * part * (1 - part)
+    )
+    return _Statistics(first.mean + apart * part, variance, count)

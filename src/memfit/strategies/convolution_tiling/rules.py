@@ -91,7 +91,12 @@ def rules_of(graph: Graph) -> Rules:
     Raises:
         NotCapturedError: if little of it goes row by row.
     """
-    dims = _dims_of_inputs(graph)
+    # Along the longest spatial dimension of every input that has one.
+    dims = {}
+    for index in range(graph.num_inputs):
+        value, shape = graph.values[index], graph.values[index].shape
+        if value.is_float and len(shape) >= _FEWEST_DIMENSIONS:
+            dims[index] = max(range(2, len(shape)), key=lambda dim: (shape[dim], dim))
     found: dict[int, Local] = {}
     norms: dict[int, Norm] = {}
     convolutions: dict[int, Convolution] = {}
@@ -115,16 +120,6 @@ def rules_of(graph: Graph) -> Rules:
     )
     _check_worth(rules)
     return rules
-
-
-def _dims_of_inputs(graph: Graph) -> dict[int, int]:
-    """Return the longest spatial dimension of every input that has one."""
-    dims = {}
-    for index in range(graph.num_inputs):
-        value, shape = graph.values[index], graph.values[index].shape
-        if value.is_float and len(shape) >= _FEWEST_DIMENSIONS:
-            dims[index] = max(range(2, len(shape)), key=lambda dim: (shape[dim], dim))
-    return dims
 
 
 def _check_worth(rules: Rules) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from memfit.errors import MissingExtraError
 from memfit.session.session import Session
+from memfit.session.stand_ins import module_tensors
 from memfit.strategies.base import Numerics, Seam, Strategy, Undo
 from memfit.strategies.facts import JobFacts
-from memfit.strategies.four_bit_base.base_facts import (
-    BaseFacts,
-    LayerChoice,
-    base_facts,
-    named,
-)
 from memfit.strategies.four_bit_base.packing import PackedBase, libraries, merged_state_dict
 from memfit.trace.events import Category, Phase
 
@@ -31,6 +28,8 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _PACKS_WEIGHTS = "the weights that it would act on are packed into 4 bits and frozen"
 
 __all__ = ["FourBitBase", "merged_state_dict"]
+_BASE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PACKED = "Params4bit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,11 @@ class FourBitBase(Strategy):
 
     def __post_init__(self) -> None:
         self.check_at_least(1, "rank", "alpha")
-        words = (("quant_type", _KINDS), ("compute_dtype", _DTYPES), ("freezes", (ALL, PACKED)))
+        words = (
+            ("quant_type", _KINDS),
+            ("compute_dtype", _DTYPES),
+            ("freezes", (ALL, PACKED)),
+        )
         for name, known in words:
             if (value := getattr(self, name)) not in known:
                 msg = f"{name} must be one of {', '.join(known)}, not {value!r}"
@@ -93,24 +96,24 @@ class FourBitBase(Strategy):
             libraries()
 
     @property
-    def _choice(self) -> LayerChoice:
-        return LayerChoice(targets=self.targets, kept=self.kept, only=self.only)
+    def _choice(self) -> _LayerChoice:
+        return _LayerChoice(targets=self.targets, kept=self.kept, only=self.only)
 
     @classmethod
-    def own_facts(cls, session: Session) -> BaseFacts:
+    def own_facts(cls, session: Session) -> _BaseFacts:
         """Look for linear layers, and for what keeps them from being packed."""
-        return base_facts(session)
+        return _base_facts(session)
 
     def obstacle(self, facts: JobFacts) -> str | None:
         """Refuse what cannot be packed, and what is packed or adapted already."""
         for package in _PACKAGES:
             if not find_spec(package):
                 return f"{MissingExtraError(_FEATURE, package, _EXTRA)}."
-        return facts.of(BaseFacts).obstacle(self._choice)
+        return facts.of(_BaseFacts).obstacle(self._choice)
 
     def apply(self, session: Session) -> Undo:
         """Pack the linear layers, add adapters, and have the optimizer train what is not frozen."""
-        layers = base_facts(session).packed(self._choice)
+        layers = _base_facts(session).packed(self._choice)
         with ExitStack() as undos:
             base = PackedBase(session.model, session.optimizer, freezes_rest=self.freezes == ALL)
             undos.callback(base.undo)
@@ -120,7 +123,123 @@ class FourBitBase(Strategy):
                 "compute_dtype": getattr(torch, self.compute_dtype),
             }
             base.pack(layers, settings)
-            targets = named(layers, self.targets) if self.targets else layers
+            targets = _named(layers, self.targets) if self.targets else layers
             base.adapt(targets, rank=self.rank, alpha=self.alpha)
             base.train_adapters()
             return undos.pop_all().close
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerChoice:
+    """Choose linear layers by name."""
+
+    targets: tuple[str, ...] = ()
+    """Those that get an adapter; all packed ones by default."""
+    kept: tuple[str, ...] = ()
+    """Those that stay plain."""
+    only: tuple[str, ...] = ()
+    """Modules inside which layers are packed; the whole model by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BaseFacts:
+    """Name a model's linear layers, and what keeps some or all of them from being packed."""
+
+    layers: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
+    """Layers whose weight another module holds as well."""
+    untrained: tuple[str, ...] = ()
+    """Layers whose weight the optimizer does not hold."""
+    other_dtypes: tuple[str, ...] = ()
+    adapted: str = ""
+    """A module that is an adapter, or that is packed."""
+
+    def packed(self, choice: _LayerChoice) -> tuple[str, ...]:
+        """Name the layers that are packed."""
+        left = _named(self.layers, choice.kept)
+        inside = _inside(self.layers, choice.only) if choice.only else self.layers
+        return tuple(name for name in inside if name not in left)
+
+    def obstacle(self, choice: _LayerChoice) -> str | None:
+        """Say what stands in the way of packing."""
+        if self.adapted:
+            return f"{self.adapted} is an adapter or packed already; add adapters to a plain model."
+        return self._unnamed(choice) or self._unpackable(choice.targets, self.packed(choice))
+
+    def _unnamed(self, choice: _LayerChoice) -> str | None:
+        """Say which words name no layer that they could be for."""
+        targets, kept, packed = choice.targets, choice.kept, self.packed(choice)
+        for word in choice.only:
+            if not _inside(self.layers, (word,)):
+                return f"the model has no torch.nn.Linear inside a module called {word}."
+        if not packed:
+            return "the model has no torch.nn.Linear whose weight could be packed."
+        if "" in packed:
+            return "the model itself is a torch.nn.Linear that nothing holds; wrap it in a module."
+        for word in (*targets, *kept):
+            if not _named(self.layers, (word,)):
+                return f"the model has no torch.nn.Linear called {word}."
+        if targets and not _named(packed, targets):
+            return "all layers that targets names are kept as they are, without adapters."
+        return None
+
+    def _unpackable(self, targets: tuple[str, ...], packed: tuple[str, ...]) -> str | None:
+        """Say why layers cannot be packed, or need not be."""
+        if tied := [name for name in self.tied if name in packed]:
+            return (
+                f"{tied[0]} shares its weight with another module, which needs it whole; keep the "
+                f"layer as it is with kept: [{tied[0].rpartition('.')[2]}]."
+            )
+        if self.other_dtypes:
+            return (
+                f"bitsandbytes packs float32, bfloat16 and float16, not {self.other_dtypes[0]}. "
+                "To verify a plan, compare in float32: memfit.verify(..., dtype=torch.float32)."
+            )
+        untrained = set(self.untrained)
+        adapted = _named(packed, targets) if targets else packed
+        if all(name in untrained for name in adapted):
+            return "the optimizer trains none of the weights that adapters would lie beside."
+        return None
+
+
+def _named(layers: Iterable[str], words: tuple[str, ...]) -> tuple[str, ...]:
+    """Choose layers by their names, or the ends of these."""
+    return tuple(
+        name for name in layers if any(name == word or name.endswith(f".{word}") for word in words)
+    )
+
+
+def _inside(layers: Iterable[str], modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Choose layers by the names of modules that hold them, or of themselves."""
+    return tuple(
+        name
+        for name in layers
+        if any(name == module or name.startswith(f"{module}.") for module in modules)
+    )
+
+
+def _base_facts(session: Session) -> _BaseFacts:
+    """Look at the linear layers of a session's model."""
+    layers = {
+        name: module for name, module in session.model.named_modules() if type(module) is nn.Linear
+    }
+    held = Counter(id(tensor) for _, tensor in module_tensors(session.model))
+    groups = session.optimizer.param_groups
+    trained = {id(each) for group in groups for each in group["params"]}
+    dtypes = {layer.weight.dtype for layer in layers.values()} - set(_BASE_DTYPES)
+    return _BaseFacts(
+        layers=tuple(layers),
+        tied=tuple(name for name, layer in layers.items() if held[id(layer.weight)] > 1),
+        untrained=tuple(name for name, layer in layers.items() if id(layer.weight) not in trained),
+        other_dtypes=tuple(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+        adapted=_adapted(session.model),
+    )
+
+
+def _adapted(model: nn.Module) -> str:
+    """Name a module that PEFT or bitsandbytes has made; nothing where there is none."""
+    for name, module in model.named_modules():
+        is_packed = any(type(each).__name__ == _PACKED for each in module._parameters.values())
+        if is_packed or hasattr(module, "lora_A") or hasattr(module, "peft_config"):
+            return name or type(module).__name__
+    return ""

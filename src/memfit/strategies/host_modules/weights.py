@@ -184,20 +184,16 @@ def _move(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, device: torch.
         give_memory(tensor, tensor.detach().to(device))
     if gradient is not None:
         tensor.grad = gradient.to(device)
-    has_counts_beside = _has_counts_beside(optimizer, tensor)
-    state = optimizer.state.get(tensor, {})
-    for name, value in list(state.items()):
-        if isinstance(value, torch.Tensor) and (value.dim() or has_counts_beside):
-            state[name] = value.to(device)
-
-
-def _has_counts_beside(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> bool:
-    """Return whether step counts lie where their parameter does, not on the host at any rate."""
-    return any(
+    # Step counts lie where their parameter does, not on the host at any rate.
+    has_counts_beside = any(
         group.get("fused") or group.get("capturable")
         for group in optimizer.param_groups
         if any(each is tensor for each in group["params"])
     )
+    state = optimizer.state.get(tensor, {})
+    for name, value in list(state.items()):
+        if isinstance(value, torch.Tensor) and (value.dim() or has_counts_beside):
+            state[name] = value.to(device)
 
 
 def _count_what_comes_with(session: Session, parameter: torch.Tensor) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MethodType
+from typing import Any, ClassVar
+
+import torch
 
 from memfit.session.host_tensors import MappedFile, PinnedMemory
 from memfit.session.optimizer_facts import OWN_STEP, TORCH
@@ -13,7 +16,6 @@ from memfit.session.session import Session
 from memfit.strategies.base import DISK, AbstractOffload, Numerics, Seam, Undo
 from memfit.strategies.facts import JobFacts
 from memfit.strategies.optimizer_offload.host_states import HostStates
-from memfit.strategies.optimizer_offload.step import OffloadedStep
 from memfit.trace.events import Category, Phase
 from memfit.units import KIB
 
@@ -91,5 +93,71 @@ class OptimizerOffload(AbstractOffload):
         with ExitStack() as undos:
             session.update_contexts.append(states.visiting)
             undos.callback(session.update_contexts.remove, states.visiting)
-            undos.callback(OffloadedStep(session.optimizer, states).undo)
+            undos.callback(_OffloadedStep(session.optimizer, states).undo)
             return undos.pop_all().close
+
+
+class _OffloadedStep:
+    """Have ``optimizer.step()`` update one parameter at a time; hooks and schedulers go on.
+
+    Undone, it stays until the next step, for which it brings the states back.
+
+    Args:
+        optimizer: of torch.optim.
+        states: its own.
+    """
+
+    def __init__(self, optimizer: Any, states: HostStates) -> None:
+        self._optimizer = optimizer
+        self._states = states
+        self._is_undone = False
+        self._before = vars(optimizer).get("step")
+        self._counts_calls = hasattr(self._before, "_wrapped_by_lr_sched")
+        former: _OffloadedStep | None = getattr(self._before, "offloaded", None)
+        states.take_hold(None if former is None else former._states)
+        if former is not None and isinstance(self._before, MethodType):
+            self._before = former._before
+        self._method = optimizer.step = MethodType(_function_for(self), optimizer)
+
+    def run(self, closure: Callable[[], Any] | None) -> Any:
+        """Step, inside the optimizer's hooks."""
+        if self._counts_calls:
+            self._optimizer._opt_called = True
+        if self._is_undone:
+            self._states.come_back()
+            self._put_back()
+            return type(self._optimizer).step.__wrapped__(self._optimizer, closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._states.update()
+        return loss
+
+    def undo(self) -> None:
+        """Have the optimizer step by itself again."""
+        self._is_undone = True
+        self._states.stop()
+        if self._states.is_empty:
+            self._put_back()
+
+    def _put_back(self) -> None:
+        own = vars(self._optimizer)
+        if own.get("step") is not self._method:
+            return  # a scheduler holds on to it
+        del own["step"]
+        if self._before is not None:
+            self._optimizer.step = self._before
+
+
+def _function_for(offloaded: _OffloadedStep) -> Any:
+    """Make a function that optimizers can have as their step, and schedulers can wrap."""
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ARG001 - as torch
+        return offloaded.run(closure)
+
+    function: Any = torch.optim.Optimizer.profile_hook_step(step)
+    function.offloaded = offloaded
+    if offloaded._counts_calls:
+        function._wrapped_by_lr_sched = True  # as schedulers mark theirs
+    return function

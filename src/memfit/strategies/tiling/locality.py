@@ -106,7 +106,10 @@ class _Follower(OperatorMode):
         self._labels[id(inputs)] = (inputs, labels)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        arguments = _named(func, args, kwargs)
+        schema = func._schema.arguments
+        named = {argument.name: argument.default_value for argument in schema}
+        named.update(zip((argument.name for argument in schema), args, strict=False))
+        arguments = {**named, **kwargs}
         is_drawn = torch.Tag.nondeterministic_seeded in func.tags
         if is_drawn and arguments.get("generator") is not None:
             raise OwnGeneratorError
@@ -121,7 +124,11 @@ class _Follower(OperatorMode):
         if (labelled and rule is None) or (is_drawn and not labelled):
             raise PositionsMixedError(str(func))
         if not (labelled and rule and has_sizes(rule)):
-            self._note_call(func, arguments)
+            # The numbers that an operator is given must not depend on the extents.
+            numbers = tuple(
+                value for value in tree_leaves(dict(arguments)) if isinstance(value, (int, float))
+            )
+            self._calls.append((str(func), *numbers))
         if labelled and rule:
             self._num_steps += not is_view(rule)
             uses = [
@@ -157,13 +164,6 @@ class _Follower(OperatorMode):
             num_steps=self._num_steps,
             calls=tuple(self._calls),
         )
-
-    def _note_call(self, func: Any, arguments: _Arguments) -> None:
-        """Keep the numbers that an operator is given, which must not depend on the extents."""
-        numbers = tuple(
-            value for value in tree_leaves(dict(arguments)) if isinstance(value, (int, float))
-        )
-        self._calls.append((str(func), *numbers))
 
     def _note_foreign(self, operands: Iterable[torch.Tensor]) -> None:
         """Keep the values of tensors that come from no operator, such as a number of tokens.
@@ -205,14 +205,6 @@ class _Follower(OperatorMode):
             self._halos[target] = max(halo + reach, self._halos.get(target, 0))
             if is_random:
                 self._drawn.add(target)
-
-
-def _named(func: Any, args: tuple[Any, ...], kwargs: _Arguments) -> _Arguments:
-    """Name an operator's arguments, with the defaults of those that were left out."""
-    schema = func._schema.arguments
-    named = {argument.name: argument.default_value for argument in schema}
-    named.update(zip((argument.name for argument in schema), args, strict=False))
-    return {**named, **kwargs}
 
 
 def _storage(tensor: torch.Tensor) -> int:

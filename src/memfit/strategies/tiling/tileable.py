@@ -127,7 +127,9 @@ def _dims_at_some_size(block: nn.Module) -> tuple[TileableDims | None, str]:
     if not _may_be_tileable(block):
         return None, ""
     trials = _Trials(block)
-    for width in _widths(block):
+    # The likeliest sizes of the input's last dimension first.
+    sizes = [size for p in block.parameters() if p.dim() for size in (p.shape[-1], p.shape[0])]
+    for width in list(dict.fromkeys(int(size) for size in sizes))[:_MOST_WIDTHS]:
         if dims := _along_tokens(trials, block.forward, (1, 1, width)):
             return dims, ""
     for layer in _convolutions(block)[:_MOST_WIDTHS]:
@@ -233,8 +235,7 @@ class _Trials:
     def _has_effect(self, *, is_local: bool) -> bool:
         """Return whether the trial has changed anything, and put it back."""
         changes = self._before.changes()
-        if changes:
-            self._before.restore()
+        self._before.restore()  # what nobody tells of as well, such as a cache's first result
         effects = [change for change in changes if (change.kind, change.owner) != _DRAWS_OF_TORCH]
         if effects and is_local:
             self.effect = _effect_of(effects[0])
@@ -274,12 +275,6 @@ def _may_be_local(module: nn.Module) -> bool:
 
 def _convolutions(block: nn.Module) -> list[Any]:
     return [module for module in block.modules() if isinstance(module, _Convolution)]
-
-
-def _widths(block: nn.Module) -> list[int]:
-    """List sizes that the last dimension of the input may have, the likeliest first."""
-    sizes = [size for p in block.parameters() if p.dim() for size in (p.shape[-1], p.shape[0])]
-    return list(dict.fromkeys(int(size) for size in sizes))[:_MOST_WIDTHS]
 
 
 def _rates(module: nn.Module) -> Iterator[tuple[str, float]]:

@@ -8,8 +8,12 @@ of weights that CUDA keeps (``cached_cast`` in aten/src/ATen/autocast_mode.cpp, 
 from __future__ import annotations
 
 import functools
+import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 from unittest.mock import patch
 
@@ -18,11 +22,19 @@ from torch._C import DispatchKey, DispatchKeySet
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from memfit.virtual.cuda.autocast_lists import autocast_lists
+from memfit.kernels.cuda.card import as_version
 
 Kernel = Callable[..., Any]
 _KEY = "AutocastCPU"
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
+POLICIES = (
+    "lower_precision",
+    "fp32",
+    "fp32_set_opt_dtype",
+    "fp32_append_dtype",
+    "promote",
+    "banned",
+)
 
 
 class VirtualAutocast:
@@ -182,3 +194,59 @@ def _widest(arguments: Any) -> torch.dtype:
         if _is_eligible(tensor):
             dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AutocastLists:
+    """The operators of each policy, as the dispatcher names them.
+
+    The lists are data (``data/autocast.toml``); this module reads them and applies the changes of
+    each version, so that a new torch needs a line of data and no code.
+
+    ``aten::addmm`` is a default overload, ``aten::pow.Tensor_Scalar`` a named one.
+    """
+
+    lower_precision: frozenset[str]
+    """Cast eligible inputs to the autocast dtype."""
+    fp32: frozenset[str]
+    """Cast eligible inputs to float32."""
+    fp32_set_opt_dtype: frozenset[str]
+    """Set ``dtype=float32`` unless the caller gave one."""
+    fp32_append_dtype: frozenset[str]
+    """Call the overload that takes a dtype, with float32."""
+    promote: frozenset[str]
+    """Cast inputs to the widest dtype among them."""
+    banned: frozenset[str]
+    """Refuse under autocast."""
+
+    def policy_of(self, operator: str) -> str | None:
+        """Return the policy of an operator, or None where autocast leaves it alone."""
+        return next((policy for policy in POLICIES if operator in getattr(self, policy)), None)
+
+    def operators(self) -> frozenset[str]:
+        """Return every operator that autocast treats."""
+        return frozenset().union(*(getattr(self, policy) for policy in POLICIES))
+
+
+@cache
+def autocast_lists(torch_version: tuple[int, ...]) -> _AutocastLists:
+    """Return CUDA's autocast lists as of a torch version such as ``(2, 13)``.
+
+    Versions before the oldest one read get the oldest lists, later ones the newest.
+
+    Source: ``data/autocast.toml`` names the files and threads.
+    """
+    document = _document()
+    lists: dict[str, set[str]] = {policy: set(document[policy]) for policy in POLICIES}
+    for change in document["changes"]:
+        if as_version(change["since"]) <= tuple(torch_version[:2]):
+            lists[change["policy"]].update(change.get("added", ()))
+            lists[change["policy"]].difference_update(change.get("removed", ()))
+    return _AutocastLists(**{policy: frozenset(names) for policy, names in lists.items()})
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    """Read the data file."""
+    data = resources.files(__package__) / "data" / "autocast.toml"
+    return tomllib.loads(data.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -14,8 +15,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memfit.kernels.cuda.card import Card
+from memfit.trace.streams import (
+    DEFAULT_STREAM,
+    current_stream,
+    streams_left_as_they_are,
+    work_on,
+)
 from memfit.virtual.cuda.placement import CARD, device_meant
-from memfit.virtual.cuda.streams import Inert, streams
 
 _RANDOM_STATE_BYTES = 16
 """Seed and offset of the Philox generator (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp)."""
@@ -57,12 +63,12 @@ def runtime(card: Card) -> Iterator[Any]:
         for name, answer in answers.items():
             if hasattr(module, name):
                 yield patch.object(module, name, answer)
-    yield from streams()
+    yield from _streams()
     yield from _cached_memory()
     yield from _accelerator()
     yield patch.object(torch._C, "_cuda_getCurrentRawStream", _always(0), create=True)
     yield patch.object(torch, "get_device_module", _device_module(torch.get_device_module))
-    yield patch.object(torch.cuda.nvtx, "_nvtx", Inert())
+    yield patch.object(torch.cuda.nvtx, "_nvtx", _Inert())
     yield patch.object(torch.backends.cudnn, "is_available", _always(True))
     yield patch.object(torch.backends.cudnn, "version", _always(_CUDNN_VERSION))
     yield patch.object(torch.random, "fork_rng", _no_fork)
@@ -132,7 +138,7 @@ def _answers(card: Card) -> dict[str, Any]:
         get_rng_state_all=lambda: [_random_state()],
         set_rng_state_all=_always(None),
         device=_Guard,
-        device_of=Inert,
+        device_of=_Inert,
     )
     return answers
 
@@ -155,7 +161,31 @@ class _Properties:
     max_threads_per_multi_processor = property(lambda self: self._card.threads_per_multiprocessor)
 
 
-class _Guard(Inert):
+class _Inert(nullcontext[None]):
+    """Stand in for events and device guards: entering, waiting and timing do nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        super().__init__()
+
+    def elapsed_time(self, _end: object) -> float:
+        """Return no time: nothing runs."""
+        return 0.0
+
+    def query(self) -> bool:
+        """Say that everything is done."""
+        return True
+
+    def record_event(self, event: _Inert | None = None) -> _Inert:
+        """Return an event, which FSDP2 holds on to together with what waits for it."""
+        return event or _Inert()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _nothing
+
+
+class _Guard(_Inert):
     """Stand in for guards that name a device."""
 
     def __init__(self, device: Any = None) -> None:
@@ -228,3 +258,73 @@ def _always(value: Any) -> Callable[..., Any]:
         return value
 
     return answer
+
+
+class _Stream(_Inert):
+    """Stand in for a stream: a number, and a context in which memory is taken on it.
+
+    The caching allocator serves each stream from a pool of its own
+    (c10/cuda/CUDACachingAllocator.cpp), so what code allocates under ``torch.cuda.stream`` is
+    reserved beside what it allocates elsewhere.
+    """
+
+    numbers: Any = count(DEFAULT_STREAM + 1)
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        super().__init__()
+        self.stream_id: int = next(_Stream.numbers)
+        self._before: list[int] = []
+
+    @classmethod
+    def numbered(cls, number: int) -> _Stream:
+        """Return a stream that there is already."""
+        stream = cls.__new__(cls)
+        _Inert.__init__(stream)
+        stream.stream_id, stream._before = number, []
+        return stream
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def __enter__(self) -> None:
+        self._before.append(current_stream())
+        work_on(self.stream_id)
+
+    def __exit__(self, *_error: object) -> None:
+        work_on(self._before.pop())
+
+
+def _streams() -> Iterator[Any]:
+    """Yield the replacements of ``torch.cuda`` and ``torch.accelerator`` that concern streams."""
+    yield streams_left_as_they_are()
+    yield patch.object(_Stream, "numbers", count(DEFAULT_STREAM + 1))
+    answers: dict[str, Any] = {
+        "Stream": _Stream,
+        "Event": _Inert,
+        "stream": _on,
+        "set_stream": _set,
+        "current_stream": lambda *_args, **_kwargs: _Stream.numbered(current_stream()),
+        "default_stream": lambda *_args, **_kwargs: _Stream.numbered(DEFAULT_STREAM),
+    }
+    for name, answer in answers.items():
+        yield patch.object(torch.cuda, name, answer)
+    for name in ("current_stream", "set_stream"):
+        if hasattr(torch.accelerator, name):
+            yield patch.object(torch.accelerator, name, answers[name])
+
+
+def _on(stream: Any = None) -> Any:
+    """Return the context in which memory is taken on a stream; without one nothing changes."""
+    return stream if isinstance(stream, _Stream) else _Inert()
+
+
+def _set(stream: Any = None) -> None:
+    if isinstance(stream, _Stream):
+        work_on(stream.stream_id)
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Do nothing, whatever is asked."""

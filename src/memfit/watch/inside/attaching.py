@@ -1,4 +1,4 @@
-"""Attaches the watch to this process, which has just imported torch."""
+"""Attaches the watch to this process, which has just imported torch, and to a trainer in it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ import atexit
 import os
 import sys
 import threading
-from types import TracebackType
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib import import_module
+from types import ModuleType, TracebackType
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
+from memfit.errors import MemfitError
 from memfit.observe.enforced_budget import BudgetExceededError
 from memfit.watch.settings import WatchSettings, settings_from
 
@@ -18,8 +25,14 @@ from .budgets import WatchedBudget, limit_cards
 from .errors_seen import describe_error, describe_here
 from .loaders import hook_loaders
 from .process_record import ProcessRecord
-from .script_watch import ScriptWatch
-from .trainers import fit_trainers
+from .script_watch import ScriptWatch, is_recorded
+
+_METHODS = {
+    "lightning.pytorch.trainer.trainer": "fit",
+    "pytorch_lightning.trainer.trainer": "fit",
+    "transformers.trainer": "train",
+}
+"""What begins the training of a module's Trainer."""
 
 
 def attach() -> None:
@@ -48,7 +61,7 @@ class _Attachment:
         atexit.register(self._end)
         self._chain_exception_hooks()
         if self._settings.fit is not None:
-            fit_trainers(self._settings.fit, self._record.note)
+            _fit_trainers(self._settings.fit, self._record)
 
     def _enforced(self, budget_bytes: int | None) -> WatchedBudget | None:
         if budget_bytes is None:
@@ -111,3 +124,96 @@ class _Attachment:
             has_ended=True,
             highest_bytes=None if self._budget is None else self._budget.most_bytes,
         )
+
+
+def _fit_trainers(settings: Mapping[str, Any], record: ProcessRecord) -> None:
+    """Have every trainer of a framework that begins from here on do so under a plan.
+
+    Args:
+        settings: what the framework's integration is given, and ``refuses``: whether what is not
+            planned may not train.
+        record: of this process, which keeps what is planned and why something is not.
+    """
+    wanted = dict(settings)
+    refuses = wanted.pop("refuses")
+
+    def refuse(reason: str) -> None:
+        record.update(unplanned=reason)
+        if refuses:
+            raise MemfitError(f"Nothing is trained without a plan: {reason}")
+        hook.remove()
+        sys.stderr.write(f"memfit: training WITHOUT A PLAN: {reason}\n")
+
+    def before_step(optimizer: Any, *_: object) -> None:
+        if not record.words.is_planned and not is_recorded(optimizer):
+            refuse("no Trainer of Lightning or transformers has begun it")
+
+    def wrap(module: ModuleType) -> None:
+        _wrap(module, {**wanted, "on_refusal": refuse}, record)
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    for name in _METHODS:
+        if name in sys.modules:
+            wrap(sys.modules[name])
+    sys.meta_path.insert(0, _TrainerFinder(wrap))
+
+
+class _TrainerFinder:
+    """Find the modules of trainers as other finders do, and wrap them once they have been run."""
+
+    def __init__(self, wrap: Callable[[ModuleType], None]) -> None:
+        self._wrap = wrap
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a trainer's module, to be followed by the wrapping; else nothing."""
+        if name not in _METHODS:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None and spec.loader is not None:
+                self._wrap_after(spec.loader)
+                return spec
+        return None
+
+    def _wrap_after(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            self._wrap(module)
+
+        loader.exec_module = exec_module
+
+
+def _wrap(module: ModuleType, wanted: Mapping[str, Any], record: ProcessRecord) -> None:
+    """Have trainings of a module's Trainer planned, unless the script does so itself."""
+    kind: Any = module.Trainer
+    method = _METHODS[module.__name__]
+    begin = getattr(kind, method)
+    join = _add_callback if method == "fit" else _attach
+
+    @wraps(begin)
+    def begun(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        record.update(is_planned=True)
+        try:
+            join(trainer, wanted)
+        except Exception as error:  # noqa: BLE001 - whatever fails here, it is not planned
+            wanted["on_refusal"](f"the trainer is not planned: {type(error).__name__}: {error}")
+        return begin(trainer, *args, **kwargs)
+
+    setattr(kind, method, begun)
+
+
+def _add_callback(trainer: Any, wanted: Mapping[str, Any]) -> None:
+    callback: Any = import_module("memfit.integrations.lightning").MemfitCallback
+    if not any(isinstance(each, callback) for each in trainer.callbacks):
+        trainer.callbacks.append(callback(**wanted))
+
+
+def _attach(trainer: Any, wanted: Mapping[str, Any]) -> None:
+    integration: Any = import_module("memfit.integrations.transformers")
+    if not integration.is_attached(trainer):
+        integration.attach(trainer, **wanted)

@@ -65,10 +65,11 @@ def describe_here(error: BaseException, *, step: int) -> ErrorWords:
 def _words(error: BaseException, frames: list[tuple[FrameType, int]], step: int) -> ErrorWords:
     budget_error = _budget_error(error)
     child_signal, child_ids = _killed_children(error)
+    lines = str(error).strip().splitlines()
     return ErrorWords(
         failure=_failure(error),
         type_name=type(error).__name__,
-        message=_first_line(error),
+        message=lines[0][:_MOST_CHARACTERS] if lines else "",
         noted_at_seconds=time.time(),
         step=step,
         is_uncaught=False,
@@ -112,11 +113,6 @@ def _failure(error: BaseException) -> Reason:
 def _is_handed_on(error: BaseException) -> bool:
     """Test whether it has the traceback of a child as its text: torch.multiprocessing does that."""
     return type(error).__name__ == "ProcessRaisedException"
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:_MOST_CHARACTERS] if lines else ""
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:

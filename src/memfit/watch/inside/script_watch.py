@@ -7,6 +7,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,16 +17,19 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import profiler
 
+from memfit.journal.folder import STEPS_NAME, JournalWriter, rank_folder, read_journal
 from memfit.journal.records import Ending, Event, LeakEvent, RunFacts, StepRecord
+from memfit.journal.step_file import read_steps
 from memfit.observe.observer import TRAINING, StepObserver
 from memfit.observe.peaks import CpuPeaks, CudaPeaks, Peaks
+from memfit.observe.processes import started_at
 from memfit.session.leaves import bytes_in
+from memfit.watch.last_words import words_folder
 from memfit.watch.settings import WatchSettings
 
 from .budgets import BudgetPeaks, WatchedBudget
 from .loaders import Loaders
 from .process_record import ProcessRecord
-from .rank_journal import RankJournal, RankTakenError
 from .step_ends import StepEnds, is_inside_own_step
 
 _PEAKS_FRACTION = 0.001
@@ -115,12 +121,12 @@ class ScriptWatch:
     # --- Steps ---
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
-        if is_inside_own_step(optimizer) or not self._is_own_thread() or _is_recorded(optimizer):
+        if is_inside_own_step(optimizer) or not self._is_own_thread() or is_recorded(optimizer):
             return
         if not self._ends.is_end(optimizer):
             return
         if not self._has_peaks:
-            device = _device_of(optimizer)
+            device = next(_devices(optimizer), torch.device("cpu"))
             self._observer.peaks, self._has_peaks = self._peaks_on(device), True
             self._enter(device)
         now_seconds = time.perf_counter()
@@ -200,15 +206,12 @@ class ScriptWatch:
     def _batch_wanted(self, iterator: Any) -> None:
         fetch = self._loaders.wanted(iterator, self.num_steps)
         if fetch.is_training:
-            self._begin_step()
+            # What happened since the last step, such as validation, is left out of the step's time.
+            if not self._has_begun_anew:
+                self._has_begun_anew = True
+                self._began_seconds = time.perf_counter()
         elif fetch.number > 1:
             self._observer.boundary(fetch.stream, fetch.number - 1, None)
-
-    def _begin_step(self) -> None:
-        """Leave what happened since the last step, such as validation, out of the step's time."""
-        if not self._has_begun_anew:
-            self._has_begun_anew = True
-            self._began_seconds = time.perf_counter()
 
     def _batch_given(self, batch: Any) -> None:
         # Not asked whose thread it is: a loader may be read ahead by one that does no steps.
@@ -243,10 +246,6 @@ def _devices(optimizer: Any) -> Iterator[torch.device]:
             yield parameter.device
 
 
-def _device_of(optimizer: Any) -> torch.device:
-    return next(_devices(optimizer), torch.device("cpu"))
-
-
 def _device_name(device: torch.device) -> str:
     return device.type if device.index is None else f"{device.type}:{device.index}"
 
@@ -262,7 +261,74 @@ def _rank() -> tuple[int, int]:
     return 0, 1
 
 
-def _is_recorded(optimizer: Any) -> bool:
+def is_recorded(optimizer: Any) -> bool:
     """Return whether a step computes with fake tensors: memfit looks at it, nothing is trained."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     return isinstance(next(parameters, None), FakeTensor)
+
+
+class RankTakenError(Exception):
+    """Say that another process writes the journal of the same rank."""
+
+
+class RankJournal:
+    """Claim the journal of a rank and write to it.
+
+    Where a command runs one training after the other, the second goes on in the journal of the
+    first, with step numbers that go on as well.
+
+    Raises:
+        RankTakenError: if another living process has the rank.
+    """
+
+    def __init__(self, folder: Path, rank: int, num_ranks: int, device: str) -> None:
+        _claim(words_folder(folder) / f"rank-{rank}.claim")
+        run = read_journal(folder).facts
+        assert run is not None, "written before the command was started"
+        facts = replace(run, device=device, rank=rank, num_ranks=num_ranks, process_id=os.getpid())
+        own_folder = rank_folder(folder, rank)
+        self._began_seconds = datetime.fromisoformat(run.started_at).timestamp()
+        before = read_steps(own_folder / STEPS_NAME)
+        self._num_steps_before = before[-1].step if before else 0
+        self._writer = JournalWriter(own_folder)
+        self._writer.begin(facts)
+
+    def number(self, step: int) -> int:
+        """Return the number of a step of this process in the journal."""
+        return step + self._num_steps_before
+
+    def step(self, record: StepRecord) -> None:
+        """Write a step, with the time since the command began."""
+        self._writer.step(
+            replace(
+                record,
+                step=self.number(record.step),
+                time_seconds=round(time.time() - self._began_seconds, 4),
+                step_seconds=round(record.step_seconds, 6),
+            )
+        )
+
+    def leak(self, event: LeakEvent) -> None:
+        """Write a leak."""
+        self._writer.event(replace(event, step=self.number(event.step)))
+
+    def close(self) -> None:
+        """Close the files."""
+        self._writer.close()
+
+
+def _claim(path: Path) -> None:
+    """Make the file that says whose the rank is, or take it over from a process that is gone.
+
+    Raises:
+        RankTakenError: if its process is alive.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+        return
+    except FileExistsError:
+        owner = path.read_text("utf-8")
+    if owner.isdecimal() and started_at(int(owner)) is not None:
+        raise RankTakenError(owner)
+    path.write_text(str(os.getpid()), "utf-8")

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from memfit.errors import DataError, UsageError
-from memfit_workloads.conve.data import Graph
-from memfit_workloads.conve.reading import read_watched
+from memfit_workloads.conve.data import Graph, read_watched
 from memfit_workloads.conve.settings import K_VS_ALL, GraphFiles, dataset_files
 
 from .checkpoints import read_config, run_folder_of

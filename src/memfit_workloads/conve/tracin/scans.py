@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -31,7 +31,6 @@ from .losses import TripleLoss, Triples, description_of
 from .measuring import ScanPeaks
 from .progress import Listener
 from .questions import Question
-from .same_rows import SameRows
 from .settings import TracinSettings
 
 Numbers = npt.NDArray[np.float64]
@@ -261,17 +260,17 @@ class Scans:
         return ScanPeaks(model=self.model, mapped_bytes=sizes)
 
     @cached_property
-    def groups(self) -> SameRows:
+    def groups(self) -> _SameRows:
         """Return which of the training triples have the same loss."""
         return self._groups_of(self.question.train)
 
-    def _groups_of(self, triples: Tensor) -> SameRows:
+    def _groups_of(self, triples: Tensor) -> _SameRows:
         is_row_alone = (
             self.settings.triple_loss == ROW
             and self.settings.sides != BOTH
             and self.question.training_target == K_VS_ALL
         )
-        return SameRows.of(triples, self.known if is_row_alone else None)
+        return _SameRows.of(triples, self.known if is_row_alone else None)
 
     def _pair_scan(self, folder: Path | None = None) -> influence.Scan:
         """Return the scan of test triples against training triples.
@@ -336,3 +335,55 @@ def _place(settings: TracinSettings) -> torch.device:
     if asked in (None, _CPU) or (settings.dry_run and asked != _CUDA):
         return torch.device(_CPU)
     raise DeviceUnavailableError(str(asked), "--device is cpu or cuda here")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _SameRows:
+    """Groups of triples, each with one that stands for it.
+
+    A training row is (head, relation) with all its tails, so triples that share it share its
+    gradient, and all their scores.
+    """
+
+    first: Tensor
+    """(g,) int64: the triple that stands for each group."""
+    group_of: Tensor
+    """(n,) int64: the group of each triple."""
+    members: Tensor
+    """(n,) int64: triples, those of a group together and in rising order."""
+    ends: Tensor
+    """(g + 1,) int64: where the members of each group begin and end."""
+
+    @classmethod
+    def of(cls, triples: Tensor, known: Queries | None) -> Self:
+        """Group triples (n, 3) by the known query that each answers; None leaves each alone."""
+        if known is None:
+            numbers = torch.arange(len(triples))
+            return cls(
+                first=numbers,
+                group_of=numbers,
+                members=numbers,
+                ends=torch.arange(len(triples) + 1),
+            )
+        rows, _ = known.rows_of(triples[:, 0], triples[:, 1])
+        _, group_of, counts = torch.unique(rows, return_inverse=True, return_counts=True)
+        members = group_of.argsort(stable=True)
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return cls(first=members[ends[:-1]], group_of=group_of, members=members, ends=ends)
+
+    def of_group(self, group: int) -> list[int]:
+        """Return the triples of a group."""
+        members: list[int] = self.members[self.ends[group] : self.ends[group + 1]].tolist()
+        return members
+
+    def spread(
+        self, ranked: influence.Ranked, place: int, number: int
+    ) -> Iterator[tuple[int, float]]:
+        """Yield so many triples with their scores, in the order in which groups are ranked."""
+        pairs = zip(ranked.indices[place], ranked.scores[place], strict=True)
+        for group, score in pairs:
+            for triple in self.of_group(group)[:number]:
+                yield triple, score
+                number -= 1
+            if not number:
+                return

@@ -156,6 +156,10 @@ def _without(figures: RowFigures, kind: str, error: MemfitError) -> RowFigures:
 def _card_figures(found: Prediction, batch_size: int) -> CardFigures:
     interval = found.intervals.get("allocated")
     peak_bytes = found.peak_allocated_bytes
+    held: Counter[str] = Counter()
+    for module, num_bytes in found.by_module.items():
+        branch = next((b for b in _BRANCHES if module == b or module.startswith(f"{b}.")), _REST)
+        held[branch] += num_bytes
     return CardFigures(
         strategies=tuple(found.strategies),
         numerics=found.numerics,
@@ -169,7 +173,7 @@ def _card_figures(found: Prediction, batch_size: int) -> CardFigures:
         host_bytes=found.host_bytes,
         kept_bytes=_kept_bytes(found),
         by_category=dict(found.by_category),
-        by_branch=_by_branch(found.by_module),
+        by_branch=dict(held),
     )
 
 
@@ -180,15 +184,6 @@ def _kept_bytes(found: Prediction) -> int:
         return 0
     begin = next(event for event, phase in timeline.phases if phase == Phase.BACKWARD.value)
     return timeline.by_category[Category.SAVED_ACTIVATIONS.value][begin]
-
-
-def _by_branch(by_module: Mapping[str, int]) -> dict[str, int]:
-    """Add up what modules hold at the peak, branch by branch."""
-    held: Counter[str] = Counter()
-    for module, num_bytes in by_module.items():
-        branch = next((b for b in _BRANCHES if module == b or module.startswith(f"{b}.")), _REST)
-        held[branch] += num_bytes
-    return dict(held)
 
 
 def compute(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +18,24 @@ from rich.text import Text
 
 import memfit
 from memfit.devices.spec import CPU, CUDA
+from memfit.errors import DataError
+from memfit.files import write_atomically
+from memfit.journal.plain_text import parsed_json
 from memfit.reports.terminal import amount, dashed, grid, section, word, yes_or_no
 from memfit.units import GIB, MIB
 from memfit_workloads.trident.sizes import DOCUMENT, TridentSizes
 
 from .figures import DEVICE, RowFigures, compute
 from .findings import findings_of, sentences
-from .recorded import Origin, Table, recorded_table
 from .rows import BASELINE, CPU_SIZES, DOCUMENT_ROWS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+
 _WIDTH = 100
+PATH = Path(__file__).parent / "datasets" / "table.json"
+"""Written by benchmarks/bench_trident_table.py."""
 
 
 def table(console: Console, *, is_live: bool) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def _card_table(rows: Sequence[RowFigures]) -> Grid:
             f"{card.process_bytes / GIB:.1f}",
             yes_or_no(card.fits),
             claims[1],
-            _speed(seconds, card.sample_seconds),
+            "" if seconds is None else f"{seconds / card.sample_seconds:.2f} x",
         )
         _part(shown, row)
     return shown
@@ -175,5 +182,52 @@ def _seconds_of_baseline(rows: Sequence[RowFigures]) -> float | None:
     return None if baseline is None or baseline.card is None else baseline.card.sample_seconds
 
 
-def _speed(baseline_seconds: float | None, seconds: float) -> str:
-    return "" if baseline_seconds is None else f"{baseline_seconds / seconds:.2f} x"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """When and with what the figures were computed."""
+
+    date: str
+    memfit: str
+    torch: str
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows, as far as they are known, with their origin."""
+
+    origin: Origin
+    rows: Sequence[RowFigures]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        origin = self.origin
+        return {
+            "date": origin.date,
+            "memfit": origin.memfit,
+            "torch": origin.torch,
+            "num_threads": origin.num_threads,
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def save(self, path: Path = PATH) -> None:
+        """Write the table."""
+        write_atomically(path, json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def recorded_table(path: Path = PATH) -> Table:
+    """Read the table that comes with memfit.
+
+    Raises:
+        DataError: if it is not there, or is something else.
+    """
+    try:
+        content = parsed_json(path.read_text("utf-8"))
+        origin = Origin(**{name: content[name] for name in Origin.__dataclass_fields__})
+        return Table(origin=origin, rows=[RowFigures.from_json(row) for row in content["rows"]])
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror}); --table live computes the table here."
+        raise DataError(str(path), reason) from None
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"it is no table of figures ({error}); --table live computes the table here."
+        raise DataError(str(path), reason) from None

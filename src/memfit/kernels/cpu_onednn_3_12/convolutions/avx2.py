@@ -64,7 +64,13 @@ def _copies_biased(shape: Convolution, *, is_last: bool) -> bool:
 
 def _first_forward(shape: Convolution, num_threads: int) -> Layouts:
     if choice.is_depthwise_product(shape, is_last=False):
-        return _turned_depthwise(shape)
+        # Each channel alone, channels last, so image and result are turned.
+        return Layouts(
+            image=shape.image_bytes(),
+            weight=shape.depthwise_weight_bytes(BLOCK),
+            result=shape.result_bytes(),
+            num_returns=2,
+        )
     if choice.is_depthwise(shape):
         return _depthwise(shape, scratchpads.depthwise_bias_bytes(shape))
     bias = scratchpads.padded_bias_bytes(shape)
@@ -133,16 +139,6 @@ def _depthwise(shape: Convolution, scratchpad: int = 0) -> Layouts:
         weight=shape.depthwise_weight_bytes(BLOCK),
         result=shape.result_bytes(BLOCK),
         scratchpad=scratchpad,
-    )
-
-
-def _turned_depthwise(shape: Convolution) -> Layouts:
-    """Each channel alone, channels last, so image and result are turned."""
-    return Layouts(
-        image=shape.image_bytes(),
-        weight=shape.depthwise_weight_bytes(BLOCK),
-        result=shape.result_bytes(),
-        num_returns=2,
     )
 
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from memfit.figures import Certainty
 from memfit.kernels.cuda.card import Card
-from memfit.kernels.cuda.recurrent_memory import (
-    GATES,
-    MEASURED,
-    MODES,
-    Recurrence,
-    dropout_state_bytes,
-    rnn_reserve_bytes,
-    rnn_workspace,
-)
 from memfit.kernels.registration import Operator
 from memfit.kernels.scratch import Moment, Scratch, highest
 from memfit.kernels.tensor_bytes import copied_bytes, num_bytes
+from memfit.units import MIB
 
 _aten = torch.ops.aten
 _CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp; "
@@ -29,6 +22,15 @@ _WEIGHTS_PER_LAYER = 2
 _BIASES_PER_LAYER = 2
 _KEPT_BY_GRU_CELL = 5
 """What the fused step keeps per element of the state (GRU_WORKSPACE_MULTIPLIER in RNN.cu)."""
+_MEASURED = "sizes measured with cuDNN 9.19 on an H200, torch 2.11.0+cu130 (2026-11-26)"
+_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
+"""cudnnRNNMode_t, in the order of its enumerators."""
+_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
+_KEPT_PER_LAYER = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 5, "gru": 6}
+_PRODUCT_BYTES = 8 * MIB
+_DROPOUT_HEAD_BYTES = 256
+_STATE_PER_THREAD_BYTES = 24
+"""What cuDNN's generator keeps of each thread that a card can have in flight."""
 
 
 def _rnn_scratch(*, input: torch.Tensor, batch_first: bool, **arguments: Any) -> Scratch:
@@ -63,7 +65,7 @@ def _rnn_backward_scratch(
     second = (*copied_bytes(data), *zeros, *workspace.blocks)
     blocks = highest((Moment(blocks=first, missing_output_bytes=gradients), Moment(blocks=second)))
     return Scratch.between(
-        _CUDNN + MEASURED,
+        _CUDNN + _MEASURED,
         blocks,
         low_bytes=max(0, sum(blocks) - workspace.num_bytes),
         high_bytes=sum(blocks) - workspace.num_bytes + workspace.high_bytes,
@@ -120,7 +122,7 @@ def _layer(mode: str) -> Operator:
             torch.empty(0, dtype=rows.dtype, device=rows.device),
             hidden.contiguous(),
             None if cell is None else cell.contiguous(),
-            MODES.index(mode),
+            _MODES.index(mode),
             hidden_size,
             proj_size,
             num_layers,
@@ -236,7 +238,7 @@ def _gru_cell_backward_fake(
     *, grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
 ) -> tuple[Any, ...]:
     """Return the gradients of the fused GRU step: of both gates, the state and both biases."""
-    num_gates = workspace.shape[1] // _KEPT_BY_GRU_CELL * GATES["gru"]
+    num_gates = workspace.shape[1] // _KEPT_BY_GRU_CELL * _GATES["gru"]
     gates = [workspace.new_empty(workspace.shape[0], num_gates) for _ in range(2)]
     biases = [workspace.new_empty(num_gates) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
@@ -262,7 +264,9 @@ def _pad(
     shape = (length, sizes[0], *data.shape[1:])
     out = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
     first_row = 0
-    for begin, end in _runs(sizes):
+    # Stretches of steps of equal batch size.
+    begins = [step for step in range(len(sizes)) if not step or sizes[step] != sizes[step - 1]]
+    for begin, end in list(pairwise([*begins, len(sizes)])):
         rows = (end - begin) * sizes[begin]
         part = data[first_row : first_row + rows]
         place = out[begin:end, : sizes[begin]]
@@ -270,12 +274,6 @@ def _pad(
         first_row += rows
     lengths = [sum(size > row for size in sizes) for row in range(sizes[0])]
     return (out.transpose(0, 1) if batch_first else out), torch.tensor(lengths)
-
-
-def _runs(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Split steps into stretches of equal batch size, as half-open ranges."""
-    begins = [step for step in range(len(sizes)) if not step or sizes[step] != sizes[step - 1]]
-    return list(pairwise([*begins, len(sizes)]))
 
 
 def _pack_backward(
@@ -300,7 +298,7 @@ def _align_backward(*, log_alpha: torch.Tensor) -> Scratch:
 
 OPERATORS: Mapping[str, Operator] = {
     "_ctc_loss_backward": Operator(scratch=_align_backward),
-    **{f"{mode}.{kind}": _layer(mode) for mode in MODES for kind in ("input", "data")},
+    **{f"{mode}.{kind}": _layer(mode) for mode in _MODES for kind in ("input", "data")},
     "_cudnn_rnn": Operator(fake=_rnn_fake, scratch=_rnn_scratch, keeps=_dropout_state),
     "_cudnn_rnn_backward": Operator(fake=_rnn_backward_fake, scratch=_rnn_backward_scratch),
     "lstm_cell": Operator(choice=_lstm_cell),
@@ -310,3 +308,110 @@ OPERATORS: Mapping[str, Operator] = {
     "_pad_packed_sequence": Operator(choice=_pad),
     "_pack_padded_sequence_backward": Operator(choice=_pack_backward),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrence:
+    """The sizes of a stack of recurrent layers.
+
+    cuDNN tells these sizes at run time only. The laws here reproduce the sizes that were measured
+    with cuDNN 9.19 on an H200; they were found on a few stacks of layers, so everything is a guess.
+    """
+
+    mode: str
+    """``lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``."""
+    num_layers: int
+    num_directions: int
+    num_rows: int
+    """Rows of the input: time steps times batch, or the rows of a packed sequence."""
+    batch_size: int
+    num_inputs: int
+    hidden: int
+    width: int
+    """Bytes of an element."""
+    has_dropout: bool = False
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Read the sizes off the arguments of ``_cudnn_rnn`` or of its backward."""
+        data = arguments["input"]
+        return cls(
+            mode=_MODES[arguments["mode"]],
+            num_layers=arguments["num_layers"],
+            num_directions=2 if arguments["bidirectional"] else 1,
+            num_rows=data.numel() // int(data.shape[-1]),
+            batch_size=int(arguments["hx"].shape[-2]),
+            num_inputs=int(data.shape[-1]),
+            hidden=arguments["hidden_size"],
+            width=data.element_size(),
+            has_dropout=bool(arguments["dropout"]),
+        )
+
+    @property
+    def array_bytes(self) -> int:
+        """Return the bytes of one array of hidden states: rows by hidden units, both directions."""
+        return self.num_rows * self.hidden * self.num_directions * self.width
+
+    @property
+    def input_bytes(self) -> int:
+        """Return the bytes of the input of the lowest layer."""
+        return self.num_rows * self.num_inputs * self.width
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of all weight matrices, without biases."""
+        outputs = self.hidden * self.num_directions
+        inputs = self.num_inputs + (self.num_layers - 1) * outputs
+        per_gate = outputs * (inputs + self.num_layers * self.hidden)
+        return _GATES[self.mode] * per_gate * self.width
+
+
+def rnn_reserve_bytes(recurrence: Recurrence) -> int:
+    """Return the most likely bytes that cuDNN keeps from forward for backward.
+
+    Per layer and direction, the gates and the cell (LSTM: 4 + 1 arrays of rows by hidden units),
+    three gates and three more (GRU), or the state (plain RNN), and between two layers the lower
+    one's output. Dropout adds a bit for each value between layers. With four layers of 320 units
+    and 25,000 rows in fp32 that is 736,000,000 bytes for an LSTM and 864,000,000 for a GRU, which
+    is what cuDNN was seen to ask for in 2017 (pytorch issue 2895), and still is. The plain RNN is
+    an analogy.
+    """
+    below = recurrence.num_layers - 1
+    arrays = _KEPT_PER_LAYER[recurrence.mode] * recurrence.num_layers + below
+    kept = arrays * recurrence.array_bytes
+    if recurrence.has_dropout:
+        kept += below * recurrence.array_bytes // recurrence.width // 8 + _DROPOUT_HEAD_BYTES
+    return kept
+
+
+def rnn_workspace(recurrence: Recurrence) -> Scratch:
+    """Return the workspace of one call.
+
+    The weights turned over, what one layer keeps, the input twice, ``3 gates - 2`` states of one
+    time step for each layer and direction, and 8 MiB for each of those. That is the 203,948,544
+    bytes (but 512) of two LSTM layers of 1024 units, a batch of 32 and 128 steps, in fp32, and what
+    three GRU layers of 512 units in both directions took in fp32 and in half. The lower end is
+    what cuDNN took in 2017: weights and states alone.
+    """
+    states = recurrence.batch_size * recurrence.hidden * recurrence.width
+    layers = recurrence.num_layers * recurrence.num_directions
+    low = recurrence.weight_bytes + (3 * _GATES[recurrence.mode] - 2) * layers * states
+    kept = _KEPT_PER_LAYER[recurrence.mode] * recurrence.array_bytes
+    likely = low + kept + 2 * recurrence.input_bytes + layers * _PRODUCT_BYTES
+    return Scratch.between(
+        _MEASURED,
+        (likely,),
+        low_bytes=low,
+        high_bytes=2 * likely,
+        certainty=Certainty.GUESS,
+    )
+
+
+def dropout_state_bytes(card: Card) -> int:
+    """Return what cuDNN's generator keeps for good once a layer has drawn its first dropout.
+
+    6,488,064 bytes on an H200 with 132 multiprocessors of 2048 threads; that other cards take as
+    much for each thread is an analogy.
+    """
+    threads = card.likely_multiprocessors * card.threads_per_multiprocessor
+    return threads * _STATE_PER_THREAD_BYTES

@@ -171,11 +171,7 @@ def _block(work: _Work, vector: int) -> tuple[int, int]:
 
 
 def _shares_on(values: int, grid: int, per_multiprocessor: int, num_multiprocessors: int) -> int:
-    return _shares(values, grid, num_multiprocessors * per_multiprocessor)
-
-
-def _shares(values: int, grid: int, resident: int) -> int:
-    """Return among how many blocks the inputs of one output are shared out."""
+    resident = num_multiprocessors * per_multiprocessor
     if values < _MAX_VALUES or grid > resident:
         return 1
     wanted = min(ceil_div(resident, grid), ceil_div(values, _MIN_VALUES))

@@ -1,0 +1,3 @@
+"""Imported by a forward alone."""
+
+COUNTS = {"forward": 0}

@@ -18,8 +18,8 @@ from memfit.trace.events import Category, Phase
 SPARING = 0.95
 """Of the budget: what is estimated to take no more is all but sure to fit."""
 _MOST_SIZES = 2
-_WITH_BATCH_WHOLE = 2
-"""So many times as much are pieces taken to need beside which the batch's representations lie."""
+_WITH_BATCH_WHOLE = 0.5
+"""What pieces of representations need of their share: most losses compare two of each sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,8 @@ def piece_guesses(root: Candidate, alone: list[Candidate], space: SearchSpace) -
         added = [member for member in each.strategies if member not in root.strategies]
         if not added or conflict([*root.strategies, *added]):
             continue
+        if each.floor_bytes >= root.floor_bytes:
+            continue  # pieces alone are as small
         ratio = each.prediction.step_seconds / plain.prediction.step_seconds
         seconds = root.prediction.step_seconds * ratio
         found += _of(each, in_catalogue_order((*root.strategies, *added)), seconds, space)

@@ -14,7 +14,7 @@ from memfit.planner.search.recordings import Recordings
 from memfit.planner.search.starting_points import likely_start
 from memfit.planner.search.tree import SearchNode, SearchTree
 
-_MOST_GUESSES = 1
+_MOST_GUESSES = 2
 """So many pieces of a batch are tried."""
 _MOST_TRIES = 2
 """So many ways to recompute blocks are tried."""
@@ -73,7 +73,9 @@ class FirstPlan:
         """Record what may fit, for some plan: what costs little, pieces, then what saves most."""
         for strategies in self._likely_smaller():
             self._try_guess(strategies)
-            if self.is_found():
+            recorded = self.recordings.tried.get(strategies)
+            # What fits in short is recorded in full where nothing faster turns out to fit.
+            if self.is_found() or (recorded is not None and recorded.prediction.fits):
                 return
 
     def _likely_smaller(self) -> Iterator[Strategies]:

@@ -47,7 +47,8 @@ class SearchSpace:
 
     def allows(self, strategies: Sequence[Strategy]) -> bool:
         """Return whether a combination has the micro-batches that were required, if any were."""
-        return not self.must_split or any(s in self.splits for s in strategies)
+        names = {split.name for split in self.splits}
+        return not self.must_split or any(each.name in names for each in strategies)
 
     def obstacle(self, strategies: Sequence[Strategy]) -> tuple[str, str] | None:
         """Name the strategy whose micro-batches would not keep the results, and say why.

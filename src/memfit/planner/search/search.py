@@ -132,7 +132,7 @@ class Search:
         shorts = [each for each in tried if not each.is_exact and self._may_be_taken(each)]
         for short in sorted(shorts, key=lambda each: each.cost):
             best = self.best_so_far
-            if not self.is_over and (best is None or short.cost < best.cost):
+            if best is None or (not self.is_over and short.cost < best.cost):
                 self.recordings.attempt(short.strategies, in_full=True)
         return self.best_so_far
 

@@ -118,7 +118,9 @@ def test_what_is_moved_to_the_host_keeps_to_its_budget():
     job = planner_jobs.transformer(width=256, num_blocks=4, tokens=256, batch_size=16)
     peak_bytes = memfit.predict(job, device="a100-40gb").peak_allocated_bytes
     wanted = {"device": "a100-40gb", "budget": int(0.8 * peak_bytes), "budget_of": "allocated"}
-    wanted["forbid"] = ["tiling", "micro-batching", "optimizer-in-backward", "fused-attention"]
+    # Pieces that are run again save nothing that could be moved.
+    pieces = ["micro-batching", "cached-gradients"]
+    wanted["forbid"] = ["tiling", *pieces, "optimizer-in-backward", "fused-attention"]
     free = memfit.plan(job, **wanted, require=["activation-offload"])
     assert free.prediction.host_bytes > 0
     bound = free.prediction.host_bytes // 2

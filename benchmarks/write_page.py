@@ -97,7 +97,7 @@ _SECTIONS = (
     Section("What is proved of random programs", "random_programs", exactness.random_programs),
     Section("Planning as a whole command", "plan_command", planning.plan_command),
     Section("Plans after other plans", "known_plans", planning.known_plans),
-    Section("What proofs add to planning", "planning_time", planning.planning_time),
+    Section("How long planning takes", "planning_time", planning.planning_time),
     Section("Runs that fail at random operators", "guard_faults", runs.faults),
     Section("Sharded runs that fail at random operators", "sharded_faults", runs.sharded_faults),
     Section("Things broken at random", "chaos", runs.chaos, "chaos.py --runs 2000 --save"),

@@ -17,7 +17,7 @@ from memfit.kernels.scratch import Scratch
 from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
 from memfit.trace.accumulation import num_holders_when_exclusive
-from memfit.trace.events import Category, Phase
+from memfit.trace.events import Category, Phase, trace_of_step
 from memfit.trace.recorder import Owned, Place, Recorder
 
 FLOAT = 4
@@ -72,7 +72,7 @@ def test_an_allocation_and_its_free_are_events_in_order(recorder):
         del first
         third = torch.empty(5)
         del second, third
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.num_bytes for block in trace.allocations] == [40, 80, 20]
     assert trace.events == [0, 1, -1, 2, -2, -3]
     assert {block.phase for block in trace.allocations} == {Phase.FORWARD}
@@ -86,7 +86,7 @@ def test_a_view_is_no_allocation_and_keeps_its_base_alive(recorder):
         del base
         during = list(recorder.history.events)
         del view
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert during == [0]
     assert trace.events == [0, -1]
 
@@ -96,7 +96,7 @@ def test_an_operator_in_place_is_no_allocation(recorder):
         recorder.begin_step()
         value = torch.zeros(8)
         value.add_(1.0).mul_(2.0)
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.operator for block in trace.allocations] == ["zeros"]
     assert [operation.name for operation in trace.operations] == ["zeros", "add_", "mul_"]
 
@@ -106,7 +106,7 @@ def test_a_resized_storage_is_freed_and_allocated_anew(recorder):
         recorder.begin_step()
         value = torch.empty(4)
         value.resize_(16)
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.num_bytes for block in trace.allocations] == [16, 64]
     assert trace.events == [0, -1, 1]
 
@@ -118,7 +118,7 @@ def test_what_lives_when_a_step_begins_comes_first_in_phase_setup():
         recorder.begin_step()
         recorder.enter_phase(Phase.FORWARD)
         recorder.begin_step()
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     (block,) = trace.allocations
     assert (block.num_bytes, block.phase) == (12, Phase.SETUP)
     assert (block.category, block.module) == (Category.PARAMETERS, "layer")
@@ -130,7 +130,7 @@ def test_owned_tensors_are_counted_once_in_the_first_step_too():
     recorder = Recorder(lambda: [Owned(weight, Category.PARAMETERS, "layer")])
     with recorder:
         recorder.begin_step()
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.num_bytes for block in trace.allocations] == [12]
     assert trace.events == [0]
 
@@ -142,7 +142,7 @@ def test_tensors_that_share_a_storage_are_one_allocation():
     with recorder:
         recorder.begin_step()
         recorder.begin_step()
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.num_bytes for block in trace.allocations] == [24]
 
 

@@ -19,7 +19,7 @@ from memfit.observe.allocator_blocks import living_blocks
 from memfit.observe.enforced_budget import EnforcedBudget
 from memfit.observe.leaks.sizes import Storages
 from memfit.prediction.recording import record
-from memfit.trace.events import Category, Phase
+from memfit.trace.events import Category, Phase, trace_of_step
 from memfit.trace.recorder import Owned, Recorder
 from memfit.trace.subclasses import is_hollow, known_parts_of, parts_of
 
@@ -159,7 +159,7 @@ def recorder():
 def test_an_operator_on_a_wrapper_shows_as_those_inside(recorder):
     wrapped = Wrapped(torch.zeros(4, 4), torch.ones(4, 1))
     _ = wrapped + 1.0
-    trace = recorder.end_step()
+    trace = trace_of_step(recorder.history, recorder.end_step())
     assert [operation.name for operation in trace.operations] == ["zeros", "ones", "mul", "add"]
     assert [block.num_bytes for block in trace.allocations] == [64, 16, 64, 64]
 
@@ -168,7 +168,7 @@ def test_a_storage_that_is_resized_by_itself_is_freed_and_taken_again(recorder):
     gathered = torch.zeros(8)
     gathered.untyped_storage().resize_(0)
     gathered.untyped_storage().resize_(64)
-    trace = recorder.end_step()
+    trace = trace_of_step(recorder.history, recorder.end_step())
     assert [block.num_bytes for block in trace.allocations] == [32, 0, 64]
     assert trace.events == [0, 1, -1, 2, -2]
 
@@ -184,12 +184,15 @@ def test_what_other_fake_tensors_stand_for_takes_no_memory(recorder):
     with FakeTensorMode():
         torch.zeros(8) + 1.0
     torch.zeros(2)
-    assert [block.num_bytes for block in recorder.end_step().allocations] == [8]
+    assert [
+        block.num_bytes
+        for block in trace_of_step(recorder.history, recorder.end_step()).allocations
+    ] == [8]
 
 
 def test_a_tensor_of_numbers_takes_memory(recorder):
     numbers = torch.tensor([1.0, 2.0, 3.0])
-    (block,) = recorder.end_step().allocations
+    (block,) = trace_of_step(recorder.history, recorder.end_step()).allocations
     assert (block.num_bytes, block.operator) == (numbers.nbytes, "tensor")
 
 
@@ -198,7 +201,7 @@ def test_owned_wrappers_give_their_category_to_what_is_inside():
     recorder = Recorder(lambda: [Owned(weight, Category.PARAMETERS, "layer")])
     with recorder:
         recorder.begin_step()
-        trace = recorder.end_step()
+        trace = trace_of_step(recorder.history, recorder.end_step())
     assert [(block.num_bytes, block.module) for block in trace.allocations] == [
         (32, "layer"),
         (16, "layer"),

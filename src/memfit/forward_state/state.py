@@ -65,7 +65,6 @@ class Before:
         "_arrays",
         "held",
         "holders",
-        "is_watched",
         "kept",
         "positions",
         "unkept",
@@ -79,12 +78,9 @@ class Before:
         held: Held,
         copied: Sequence[torch.Tensor],
         unkept: Sequence[torch.Tensor],
-        *,
-        is_watched: bool,
     ) -> None:
         self.holders = holders
         self.held = held
-        self.is_watched = is_watched
         self.unkept = unkept
         """Tensors whose content was not copied; ``versions`` are theirs."""
         self.kept = [KeptTensors.of(copied)] if copied else []
@@ -222,7 +218,6 @@ class ForwardState:
 
     def before(self, *arguments: Any) -> Before:
         """Keep what there is before a forward with these arguments."""
-        self._num_forwards = number = self._num_forwards + 1
         if self._holders.has_new_hooks:
             with undisturbed():
                 self._holders = Holders(self._roots)
@@ -231,8 +226,7 @@ class ForwardState:
             held = self._holders.held(arguments)
             is_usual = held.tensors is self._holders.tensors
             copied, unkept = self._usual if is_usual else self._split(held.tensors)
-            is_watched = not number & (number - 1)  # one, two, and higher powers of two
-            return Before(self._holders, held, copied, unkept, is_watched=is_watched)
+            return Before(self._holders, held, copied, unkept)
 
     def run(self, before: Before, forward: Callable[[], Any]) -> Any:
         """Run a forward, and learn from it what has to be copied before the next.
@@ -240,7 +234,8 @@ class ForwardState:
         Raises:
             StrategyError: if something has changed that cannot be put back.
         """
-        if before.is_watched:
+        self._num_forwards = number = self._num_forwards + 1
+        if not number & (number - 1):  # one, two, and higher powers of two
             writes = self._writes(before)
             try:
                 with writes:

@@ -175,8 +175,12 @@ class Separation:
                 return refuted(NUMBERS.format(self.layout.name_of(leaf)))
         if isinstance(self._recording(whole), MemfitError):
             return not_known(not_recorded(self._recording(whole)))
-        small = None if self._is_long() else self._small_size()
-        wanted = dict.fromkeys((small, micro_batch_size, whole % micro_batch_size))
+        refuting = (
+            self._refuted_multiple(micro_batch_size, given_statistics)
+            if self._is_long()
+            else self._small_size()
+        )
+        wanted = dict.fromkeys((refuting, micro_batch_size, whole % micro_batch_size))
         found: list[Separability] = []
         for num_samples in filter(None, wanted):
             if num_samples == 1 and given_statistics:
@@ -190,6 +194,20 @@ class Separation:
         """Return whether recording the step takes seconds, so that each size more is dear."""
         found = self._recording(self.job.batch_size)
         return not isinstance(found, MemfitError) and len(found.dataflow.calls) > _MANY_CALLS
+
+    def _refuted_multiple(self, micro_batch_size: int, given_statistics: bool) -> int | None:
+        """Return a size whose samples meet; they would not if smaller pieces were apart."""
+        return next(
+            (
+                size
+                for (size, given), found in self._followed.items()
+                if given is given_statistics
+                and found.is_refuted
+                and found.culprit is not None
+                and size % micro_batch_size == 0
+            ),
+            None,
+        )
 
     def _small_size(self) -> int | None:
         """Return a size of a few samples at which the step runs."""

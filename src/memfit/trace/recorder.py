@@ -27,7 +27,6 @@ from memfit.trace.events import (
     Phase,
     StepMark,
     Trace,
-    trace_of_step,
 )
 from memfit.trace.lent_memory import memory_of
 from memfit.trace.modes import Follower, OperatorMode
@@ -187,15 +186,15 @@ class Recorder(OperatorMode):
         self.phase = phase
         self._phase_born = []
 
-    def end_step(self) -> Trace:
-        """Finish the step and hand over its trace."""
+    def end_step(self) -> StepMark:
+        """Finish the step and say where it lies in the history."""
         self._numbers.end()
         self._claim()
         self.phase = Phase.SETUP
         (first_event, first_operation), history = self._step_began, self.history
         mark = StepMark(first_event, len(history.events), first_operation, len(history.operations))
         self.marks.append(mark)
-        return trace_of_step(self.history, mark)
+        return mark
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Note an operator, its scratch and the storages it returned."""

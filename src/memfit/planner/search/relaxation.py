@@ -11,6 +11,7 @@ from memfit.planner.search.recordings import Recordings
 from memfit.strategies.plan import splitting_of
 
 _MOST_RECORDINGS = 3
+_MOSTLY_COMPARED = 2
 _WORTHWHILE = 1.25
 """Smaller pieces take longer, so so many times as many rows have to be kept with them."""
 
@@ -29,9 +30,10 @@ def relaxed(found: Candidate, recordings: Recordings, neighbours: Neighbours) ->
     """Keep as many pieces as the budget holds; return the candidate itself where that is none.
 
     The peak grows in a straight line with the rows that are kept, up to that of the whole batch
-    with nothing run again. The line begins with one piece, which takes the place of the one that
-    is run again; whatever is recorded corrects it. Pieces of half the size are taken where they
-    fill the budget better by far.
+    with nothing run again. Where nothing is kept, half the rows of a piece take as much as what is
+    run again: a loss that couples samples mostly compares two representations of each, which are
+    run again one after the other. Whatever is recorded corrects the line. Pieces of half the size
+    are taken where they fill the budget better by far.
     """
     split, num_rows = splitting_of(found.strategies), found.prediction.batch_size
     if split is None or split.keeping(1) is None or not num_rows:
@@ -42,7 +44,7 @@ def relaxed(found: Candidate, recordings: Recordings, neighbours: Neighbours) ->
     seconds_per_row = (found.prediction.step_seconds - whole.prediction.step_seconds) / num_rows
     budget_bytes = found.prediction.budget_bytes or 0
     best, tried = found, {found.strategies}
-    kept_rows, kept_bytes = split.micro_batch_size, found.peak_bytes
+    kept_rows, kept_bytes = split.micro_batch_size / _MOSTLY_COMPARED, found.peak_bytes
     for _ in range(_MOST_RECORDINGS):
         bytes_per_row = (whole.peak_bytes - kept_bytes) / (num_rows - kept_rows)
         if recordings.is_over or bytes_per_row <= 0:

@@ -10,7 +10,7 @@ from memfit.planner.search.pieces import line_through, may_fit_as_it_is
 from memfit.planner.search.refinements import without_recomputation
 from memfit.planner.search.tree import SearchNode
 from memfit.strategies.base import Strategy
-from memfit.strategies.plan import conflict, in_catalogue_order
+from memfit.strategies.plan import conflict, in_catalogue_order, splitting_of
 
 
 class Neighbours:
@@ -94,8 +94,9 @@ class Neighbours:
         self, strategies: Strategies, parent: SearchNode | None = None
     ) -> Iterator[SearchNode]:
         """Yield the combination with the next smaller pieces that keep the results, if any."""
-        splits = self._space.splits
-        position = next((n for n, split in enumerate(splits, 1) if split in strategies), 0)
+        splits, own = self._space.splits, splitting_of(strategies)
+        bare = None if own is None else own.keeping(0) or own
+        position = next((n for n, split in enumerate(splits, 1) if split == bare), 0)
         for place, split in enumerate(splits[position:], position + 1):
             if self._space.obstacle([split]) is None:
                 yield from self._in_pieces(strategies, place, parent)
@@ -119,9 +120,8 @@ class Neighbours:
     def _in_pieces(
         self, strategies: Strategies, place: int, parent: SearchNode | None
     ) -> Iterator[SearchNode]:
-        splits = self._space.splits
-        whole = [member for member in strategies if member not in splits]
-        yield from self._node([*whole, splits[place - 1]], place, parent)
+        whole = [member for member in strategies if member.splitting is None]
+        yield from self._node([*whole, self._space.splits[place - 1]], place, parent)
 
     def _with_one_more(self, node: SearchNode) -> Iterator[SearchNode]:
         for options in self._space.options:

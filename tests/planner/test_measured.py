@@ -18,6 +18,7 @@ from memfit.planner.search.neighbours import Neighbours
 from memfit.planner.search.options import SearchSpace
 from memfit.prediction.recording import record
 from memfit.strategies.activation_checkpointing import ActivationCheckpointing
+from memfit.strategies.cached_gradients import CachedGradients
 from memfit.strategies.fused_attention import FusedAttention
 from memfit.strategies.loss_chunking import LossChunking
 from memfit.strategies.micro_batching import MicroBatching
@@ -172,6 +173,14 @@ def test_what_may_be_faster_is_half_a_batch_one_cheap_strategy_more_and_one_less
     assert around(fused, in_backward, recomputed) == {(fused, recomputed)}
     plain = SearchSpace(options=((None, fused),), splits=(), must_split=False, refused=())
     assert list(Neighbours(plain, {}).perhaps_faster((fused,))) == [()]
+
+
+def test_pieces_that_are_kept_give_way_to_smaller_ones_as_any_do():
+    sizes = tuple(CachedGradients(micro_batch_size=size) for size in (8, 4, 2))
+    space = SearchSpace(options=(), splits=sizes, must_split=True, refused=())
+    assert space.allows([sizes[1].keeping(1)])
+    assert not space.allows([])
+    assert Neighbours(space, {}).halved((sizes[1].keeping(1),)) == (sizes[2],)
 
 
 def test_where_the_time_is_over_the_fastest_at_first_sight_is_chosen(timed):

@@ -374,3 +374,13 @@ def test_positions_whose_values_are_known_of_few_samples_alone_are_followed(leng
 def test_what_positions_of_all_samples_add_up_to_is_no_constant(length):
     separation = separation_of(positioned_job(length, lambda _, of_all: of_all.sum(0) + 1))
     assert not any(separation.of(size).is_proved for size in (4, 2, 1))
+
+
+def test_of_a_long_step_one_size_tells_where_samples_meet(monkeypatch):
+    monkeypatch.setattr(separation, "_MANY_CALLS", 0)
+    looked_into = separation_of(job_with(in_batch_negatives))
+    found = looked_into.of(4)
+    assert found.is_refuted
+    recorded = dict(looked_into._recordings)
+    assert [looked_into.of(size) for size in (2, 1)] == [found, found]
+    assert looked_into._recordings == recorded

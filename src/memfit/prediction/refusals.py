@@ -15,6 +15,7 @@ from memfit.kernels.cuda.card import Card
 from memfit.trace.events import Phase
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Recorder
+from memfit.virtual.process_group import ALONE, is_about_ranks
 from memfit.virtual.tensors import ValuesNeededError
 
 _WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
@@ -74,6 +75,8 @@ def code_at_fault(card: Card | None) -> Iterator[None]:
                 what = (
                     f"{folder} is no folder on this machine, and is not among the downloads{where}"
                 )
+        elif is_about_ranks(error):
+            remedy = f"torchrun and accelerate launch set it. {ALONE}."
         elif card is None and "cuda" in str(error).lower():
             remedy = "Name the GPU that it wants with --device; `memfit devices` lists them."
         raise RecordingError(what, remedy) from error

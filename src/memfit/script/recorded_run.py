@@ -38,6 +38,7 @@ from memfit.trace.recorder import Recorder
 from memfit.virtual.assumptions import Assumptions
 from memfit.virtual.known_values import value_of
 from memfit.virtual.loaders import loaders_in_process
+from memfit.virtual.process_group import alone_in_scripts
 from memfit.virtual.with_values import TensorsWithValues, with_values
 
 _LIBRARIES_FIRST = ("transformers.utils.import_utils", "safetensors.torch")
@@ -178,6 +179,7 @@ def _recording(
             *WeightFiles(files).replacements(),
             *SavedObjects(mode, counter.writing, files).replacements(),
             *compiled_files(overlay),
+            *alone_in_scripts(),
             *overlay.replacements(),
         ):
             stack.enter_context(replacement)

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
+from urllib.parse import parse_qs, urlparse
 
 import torch
 
@@ -26,6 +27,12 @@ from memfit.errors import RecordingError, UsageError
 
 _CURRENT: ContextVar[Placement | None] = ContextVar("placement", default=None)
 _ANY_PORT = "29500"
+_RANKS_SET = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Variables of torchrun that say which of how many ranks a process is."""
+ALONE = (
+    "Set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 to predict it alone on one card; for several ranks write "
+    "its step as a memfit.Job and predict that with --ranks N (docs/ranks.md)"
+)
 _SAID_BY_FSDP2 = "FSDP2-wrapped module"
 """Of outputs that are views; whoever runs such a model for real is told."""
 
@@ -56,6 +63,47 @@ def one_rank_of(placement: Placement | None) -> Iterator[None]:
         token = _CURRENT.set(placement)
         stack.callback(_CURRENT.reset, token)
         yield
+
+
+def check_is_alone(*args: Any, **kwargs: Any) -> None:
+    """Refuse a process group of several ranks, of which one would be recorded as if it were alone.
+
+    Args:
+        args: those of ``torch.distributed.init_process_group``.
+        kwargs: the same.
+
+    Raises:
+        RecordingError: if it has more than one rank and they are not torch's fake ones.
+    """
+    given = dict(zip(("backend", "init_method", "timeout", "world_size"), args, strict=False))
+    given |= kwargs
+    address = parse_qs(urlparse(given.get("init_method") or "").query)
+    sizes = (given.get("world_size"), *address.get("world_size", ()), os.environ.get("WORLD_SIZE"))
+    num_ranks = next((int(size) for size in sizes if size and int(size) > 0), 1)
+    if num_ranks > 1 and given.get("backend") != "fake":
+        what = (
+            f"its process group has {num_ranks} ranks, of which one would be predicted as if alone"
+        )
+        raise RecordingError(what, f"{ALONE}.")
+
+
+def alone_in_scripts() -> Iterator[Any]:
+    """Yield what refuses, wherever a script may open it, a process group of several ranks."""
+    if not torch.distributed.is_available():
+        return
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        begin = module.init_process_group
+
+        def checked(*args: Any, _begin: Any = begin, **kwargs: Any) -> Any:
+            check_is_alone(*args, **kwargs)
+            return _begin(*args, **kwargs)
+
+        yield patch.object(module, "init_process_group", checked)
+
+
+def is_about_ranks(error: Exception) -> bool:
+    """Return whether code has missed what torchrun says of its process."""
+    return isinstance(error, KeyError) and error.args[:1] in [(each,) for each in _RANKS_SET]
 
 
 @contextmanager

@@ -9,6 +9,13 @@ from unittest.mock import patch
 
 import torch
 
+from memfit.errors import RecordingError
+from memfit.virtual.process_group import check_is_alone
+
+_SAY_RANKS = (
+    "Say how many there are, of a memfit.Job, with --ranks N or memfit.predict(..., ranks=N); a "
+    "script that does so cannot be predicted yet: write its step as a Job (docs/ranks.md)."
+)
 _OF_A_GROUP = ("init_process_group", "destroy_process_group", "get_rank", "get_world_size")
 
 
@@ -35,6 +42,8 @@ def distributed() -> Iterator[Any]:
     }
     for name, answer in answers.items():
         yield patch.object(torch.distributed, name, answer)
+    kind = torch.distributed.device_mesh.DeviceMesh
+    yield patch.object(kind, "__init__", group.mesh(kind.__init__))
 
 
 class _Group:
@@ -46,7 +55,12 @@ class _Group:
         self._parts = {name: getattr(torch.distributed, name) for name in _OF_A_GROUP}
 
     def begin(self, backend: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Open the group; nobody else has to come."""
+        """Open the group; nobody else has to come.
+
+        Raises:
+            RecordingError: if it is of several ranks.
+        """
+        check_is_alone(backend, *args, **kwargs)
         if backend == "fake":
             self._parts["init_process_group"](backend, *args, **kwargs)
             self._torchs_own = self._parts
@@ -57,6 +71,16 @@ class _Group:
         if self._torchs_own is not None:
             self._torchs_own["destroy_process_group"](*args, **kwargs)
         self.is_open, self._torchs_own = False, None
+
+    def mesh(self, init: Any) -> Any:
+        """Return what refuses ranks laid out as a mesh, but for torch's fake ones."""
+
+        def checked(*args: Any, **kwargs: Any) -> None:
+            if self._torchs_own is None:
+                raise RecordingError("it lays out ranks as a mesh, as fully_shard does", _SAY_RANKS)
+            init(*args, **kwargs)
+
+        return checked
 
     def rank(self, *args: Any, **kwargs: Any) -> int:
         """Return the rank of this process."""

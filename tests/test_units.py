@@ -31,6 +31,8 @@ UNITS |= {"GB": 10**9, "TB": 10**12, "": 1}
         ("512 MiB", 512 * MIB),
         (" 1.5gib ", GIB + GIB // 2),
         (".5KiB", 512),
+        ("12G", 12 * GIB),
+        ("8 g", 8 * GIB),
         ("2.TB", 2 * 10**12),
         ("1048576", MIB),
         ("0", 0),
@@ -42,7 +44,7 @@ def test_a_size_is_read_as_bytes(text, num_bytes):
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "GiB", "8 G", "8GiBs", "-1GiB", "1,5GiB", "1e9", "eight", "8 8GiB", "nan"]
+    "text", ["", " ", "GiB", "8 X", "8GiBs", "-1GiB", "1,5GiB", "1e9", "eight", "8 8GiB", "nan"]
 )
 def test_what_is_no_size_is_refused_with_how_to_write_one(text):
     with pytest.raises(ValueError, match="is not a size; write it as 39GiB") as caught:

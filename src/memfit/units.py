@@ -17,6 +17,10 @@ _BYTES_PER_UNIT = {
     "mib": MIB,
     "gib": GIB,
     "tib": TIB,
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+    "t": TIB,
     "kb": 10**3,
     "mb": 10**6,
     "gb": 10**9,
@@ -29,8 +33,9 @@ _UNITS = {"GiB": (GIB, 2), "MiB": (MIB, 1), "KiB": (KIB, 1), "B": (1, 0)}
 def parse_bytes(text: str | int) -> int:
     """Read a size such as ``39GiB``, ``8GB`` or ``1048576`` as bytes.
 
-    Binary suffixes (KiB, MiB, GiB, TiB) are powers of 1024, decimal ones (kB, MB, GB, TB) powers
-    of 1000; a bare number is bytes, from a MiB on: ``12`` is more likely to mean 12 GiB.
+    Binary suffixes (KiB, MiB, GiB, TiB) are powers of 1024, and so is the letter alone (K, M, G,
+    T), as Docker and Slurm have it; decimal ones (kB, MB, GB, TB) are powers of 1000. A bare number
+    is bytes, from a MiB on: ``12`` is more likely to mean 12 GiB.
 
     Raises:
         ValueError: if the text is no size, or lacks its unit.

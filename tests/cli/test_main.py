@@ -118,6 +118,7 @@ def test_every_command_has_help_and_an_example_and_refuses_what_it_does_not_know
         (["devcies"], "did you mean `memfit devices`?"),
         (["zzz"], "`memfit --help` lists them"),
         (["--no-such-option"], "unrecognized arguments"),
+        (["plan", "job.py:job", "--bugdet=8GiB"], "--bugdet=8GiB; did you mean --budget?"),
         (["devices", "a100-40gb", "surplus"], "unrecognized arguments"),
         (["devices", "a100-40"], "Nearest: a100-40gb"),
     ],

@@ -56,6 +56,7 @@ COMMANDS = {
 }
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
+_UNKNOWN = "unrecognized arguments"
 _MOST_CHARACTERS = 300
 """Of a file's name, in an error."""
 _COMPLETION = "--print-completion"
@@ -86,7 +87,11 @@ class _Parser(argparse.ArgumentParser):
         raise _ParserDoneError(status)
 
     def error(self, message: str) -> NoReturn:
-        """Show what is wrong, in a line that can be read."""
+        """Show what is wrong, in a line that can be read, with the option that was likely meant."""
+        unknown = (word.partition("=")[0] for word in message.split() if word.startswith("--"))
+        near = [get_close_matches(word, self._option_string_actions, n=1) for word in unknown]
+        if message.startswith(_UNKNOWN) and any(near):
+            message += f"; did you mean {next(filter(None, near))[0]}?"
         is_long = len(message) > _MOST_CHARACTERS
         super().error(f"{message[:_MOST_CHARACTERS]} ..." if is_long else message)
 

@@ -305,12 +305,23 @@ def _refusing_to_train(
     return _untrained(path, refusal)(function)
 
 
-def _find(reference: str) -> tuple[str, str, dict[str, Job], Any]:
-    """Import the file of a reference; give file, name, the jobs there, and what has the name."""
-    path_text, _, name = reference.partition(":")
+def path_of(reference: str) -> Path:
+    """Return the file of ``FILE.py:name``; it is not read.
+
+    Raises:
+        JobFileError: if it is not there.
+    """
+    path_text = reference.partition(":")[0]
     path = Path(path_text)
     if not path.is_file():
         raise JobFileError(path_text, "there is no such file")
+    return path
+
+
+def _find(reference: str) -> tuple[str, str, dict[str, Job], Any]:
+    """Import the file of a reference; give file, name, the jobs there, and what has the name."""
+    path_text, _, name = reference.partition(":")
+    path = path_of(reference)
     namespace = vars(_import_file(path, name))
     jobs = {key: value for key, value in namespace.items() if isinstance(value, Job)}
     if not name and len(jobs) == 1:

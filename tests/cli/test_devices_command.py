@@ -144,7 +144,7 @@ def test_figures_without_a_file_are_refused(capsys):
 
 def test_a_hostile_file_ends_a_prediction_with_one_line(path, capsys):
     path.write_text("facts = " + "[" * 20_000)
-    assert main(["predict", "examples/none.py:job", "--device", "my-card.toml"]) == 1
+    assert main(["predict", f"{__file__}:job", "--device", "my-card.toml"]) == 1
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert "my-card.toml: it is not valid TOML" in shown

@@ -130,6 +130,24 @@ def test_words_that_make_no_sense_give_exit_code_2_and_a_hint(words, expected, c
     assert captured.out == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "absent.py:job", "--budget", "8GiB"),
+        ("table", "absent.py:job"),
+        ("predict", "absent.py", "--device", "t4"),
+        ("predict", __file__, "--device", "t44"),
+        ("predict", __file__, "--budget", "12Q"),
+        ("predict", __file__, "--bugdet", "12GiB"),
+    ],
+)
+def test_wrong_words_are_refused_before_torch_is_imported(words):
+    code = "import sys; from memfit.cli.main import main; main(sys.argv[1:]); print(sys.modules)"
+    done = run_python("-c", code, *words)
+    assert "error: " in done.stderr
+    assert "'torch'" not in done.stdout
+
+
 def test_the_version_is_shown(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"memfit \d\S*\n", capsys.readouterr().out)

@@ -144,9 +144,11 @@ def add_plan_argument(parser: argparse.ArgumentParser) -> None:
 
 def load_plan(path: str | None) -> Plan | None:
     """Read the plan file, if one was given."""
+    if path is None:
+        return None
     from memfit.strategies.plan import Plan
 
-    return None if path is None else Plan.load(path)
+    return Plan.load(path)
 
 
 @contextmanager

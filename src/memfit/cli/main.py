@@ -57,6 +57,8 @@ COMMANDS = {
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
 _UNKNOWN = "unrecognized arguments"
+_LIKELY = 0.75
+"""How similar an option is to what was typed, at least; ``--budget`` and ``--debug`` are less."""
 _MOST_CHARACTERS = 300
 """Of a file's name, in an error."""
 _COMPLETION = "--print-completion"
@@ -89,7 +91,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Show what is wrong, in a line that can be read, with the option that was likely meant."""
         unknown = (word.partition("=")[0] for word in message.split() if word.startswith("--"))
-        near = [get_close_matches(word, self._option_string_actions, n=1) for word in unknown]
+        near = [
+            get_close_matches(word, self._option_string_actions, n=1, cutoff=_LIKELY)
+            for word in unknown
+        ]
         if message.startswith(_UNKNOWN) and any(near):
             message += f"; did you mean {next(filter(None, near))[0]}?"
         is_long = len(message) > _MOST_CHARACTERS
@@ -191,6 +196,10 @@ def _run(words: Sequence[str]) -> int:
     from memfit.listeners.printable_console import StdoutConsole
 
     argv = [(args.job or "").partition(":")[0], *script_arguments] if loads_a_job else sys.argv
+    if loads_a_job and args.job:
+        from memfit.job import path_of
+
+        path_of(args.job)  # before torch is imported, which takes seconds
     aside = prints_aside() if loads_a_job and args.json else nullcontext()
     with patch.object(sys, "argv", argv), aside:
         return command.run(args, StdoutConsole())

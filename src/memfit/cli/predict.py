@@ -84,10 +84,10 @@ class PredictCommand:
 
     def run(self, args: argparse.Namespace, console: Console) -> int:
         """Record the step for every device, judge it, and show what was found."""
+        question = _read_question(args)  # before torch is imported, which takes seconds
         from memfit.job import BuildsTrainerError
         from memfit.virtual.tensors import ValuesNeededError
 
-        question = _read_question(args)
         if is_script(args):
             return run_script(args, question, console)
         try:
@@ -140,11 +140,11 @@ def _read_question(args: argparse.Namespace) -> Question:
         raise UsageError(msg)
     return Question(
         devices=devices,
-        plan=load_plan(args.plan),
         budget=MemoryBudget(num_bytes=read_budget(args.budget), of=args.budget_of),
         settings=AllocatorSettings.parse(args.allocator or ""),
         num_holders=args.top,
         ranks=read_ranks(args),
+        plan=load_plan(args.plan),
     )
 
 

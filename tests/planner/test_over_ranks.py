@@ -73,6 +73,20 @@ def test_more_ranks_are_taken_where_fewer_do_not_fit(job, peaks):
 
 
 @pytest.mark.slow
+def test_the_fastest_placement_is_taken_where_it_is_asked_for():
+    # Two ranks take six tenths of the time of one, and so more of all devices.
+    job = mean_square_job(whole_model, WIDTH, batch_size=1024, optimizer=ADAMW)
+    wanted = {"budget": "1GiB", "ranks": (1, 2), "forbid": BARE}
+    assert memfit.plan(job, **wanted).ranks == 1
+    plan = memfit.plan(job, **wanted, objective="fastest")
+    rows = [row for row in plan.placements if row.fits]
+    assert plan.prediction.step_seconds == min(row.step_seconds for row in rows)
+    assert [row.ranks for row in rows if row.chosen] == [plan.ranks] == [2]
+    with pytest.raises(UsageError, match="cheapest or fastest, not 'best'"):
+        memfit.plan(job, **wanted, objective="best")
+
+
+@pytest.mark.slow
 def test_what_is_required_is_taken_and_what_is_forbidden_is_not(job, peaks):
     budget = 2 * peaks["one"]
     required = memfit.plan(job, budget=budget, ranks=(2,), require=("fsdp2",), forbid=BARE)

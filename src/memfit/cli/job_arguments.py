@@ -57,23 +57,28 @@ def add_rank_numbers(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         metavar="N[,N...]",
         help="share the model and the effective batch over so many ranks, each on such a device; "
-        "of several numbers the cheapest that fits is taken",
+        "of several numbers that fit, --objective decides",
     )
     parser.add_argument(
         "--devices-per-node", metavar="M", type=int, help="how many ranks share a machine"
     )
+    parser.add_argument(
+        "--objective",
+        choices=("cheapest", "fastest"),
+        help="take the least ranks times seconds of a step (default), or the fewest seconds",
+    )
 
 
-def read_rank_numbers(args: argparse.Namespace) -> dict[str, list[int] | int | None]:
+def read_rank_numbers(args: argparse.Namespace) -> dict[str, list[int] | int | str | None]:
     """Return what a plan is told of ranks.
 
     Raises:
         UsageError: if they are no whole numbers of at least 1.
     """
     if args.ranks is None:
-        if args.devices_per_node:
-            msg = "--devices-per-node says where ranks are; say how many with --ranks N."
-            raise UsageError(msg)
+        if args.devices_per_node or args.objective:
+            option = "--devices-per-node" if args.devices_per_node else "--objective"
+            raise UsageError(f"{option} says something of ranks; say how many with --ranks N.")
         return {}
     words = args.ranks.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
@@ -81,7 +86,8 @@ def read_rank_numbers(args: argparse.Namespace) -> dict[str, list[int] | int | N
             f"--ranks takes whole numbers of at least 1, such as 4 or 1,2,4,8, not {args.ranks!r}."
         )
     numbers = [int(word) for word in words]
-    return {"ranks": numbers, "devices_per_node": args.devices_per_node}
+    found = {"ranks": numbers, "devices_per_node": args.devices_per_node}
+    return found if args.objective is None else {**found, "objective": args.objective}
 
 
 def read_ranks(args: argparse.Namespace) -> dict[str, int | None] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WISHES = ("budget_of", "allow", "require", "forbid", "thorough", "prove")
 _SIZES = ("host_memory", "disk")
-_RANKS = ("ranks", "devices_per_node")
+_RANKS = ("ranks", "devices_per_node", "objective")
 
 
 class KeptPlan:

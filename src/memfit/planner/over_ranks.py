@@ -1,9 +1,10 @@
-"""Plans over numbers of ranks: which placement fits, and which of them is the cheapest."""
+"""Plans over numbers of ranks: which placement fits, and which is the cheapest or the fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from memfit.devices.placement import Placement
 from memfit.devices.spec import Device
@@ -26,16 +27,25 @@ _FAILURES = (MemfitError, RuntimeError, NotImplementedError, TypeError, ValueErr
 """What a step may end with that reads shards, or that torch cannot shard."""
 
 
+class Objective(StrEnum):
+    """Of which placement a plan is taken, where several fit."""
+
+    CHEAPEST = "cheapest"
+    """That of the fewest ranks times seconds of a step."""
+    FASTEST = "fastest"
+    """That of the fewest seconds of a step."""
+
+
 def plan_over_ranks(
     job: Job,
     device: Device,
     wanted: Wanted,
     numbers: Sequence[int],
     devices_per_node: int | None = None,
+    *,
+    objective: str = Objective.CHEAPEST,
 ) -> PlanningResult:
-    """Plan for every number of ranks and every way to share the model; return the cheapest.
-
-    That is what takes the fewest seconds of devices per step: ranks times seconds.
+    """Plan for every number of ranks and every way to share the model; return one plan.
 
     Args:
         job: whose effective batch all ranks share.
@@ -43,12 +53,17 @@ def plan_over_ranks(
         wanted: of the plan; budgets are of one rank.
         numbers: of ranks.
         devices_per_node: how many ranks share a machine.
+        objective: what is least of the placement that is taken; see ``Objective``.
 
     Raises:
         NoPlanFitsError: if no placement fits, that of the smallest peak.
-        UsageError: if a number of ranks makes no sense, or plans were to be measured.
+        UsageError: if a number of ranks or the objective makes no sense, or plans were to be
+            measured.
         StrategyError: if the effective batch cannot be shared.
     """
+    if objective not in [*Objective]:
+        msg = f"The objective is {' or '.join(Objective)}, not {objective!r}."
+        raise UsageError(msg)
     placements = [
         Placement(device=device.name, num_ranks=number, devices_per_node=devices_per_node)
         for number in sorted(set(numbers))
@@ -63,7 +78,7 @@ def plan_over_ranks(
     fitting = [each for each in found if each.plan is not None]
     if not fitting:
         raise _least_lacking(found)
-    best = min(fitting, key=lambda each: each.device_seconds)
+    best = min(fitting, key=lambda each: each.cost(objective))
     rows = tuple(each.row(is_chosen=each is best) for each in found)
     assert best.plan is not None, "it fits"
     return replace(
@@ -90,6 +105,11 @@ class _Found:
         prediction = None if self.plan is None else self.plan.prediction
         assert prediction is not None, "it fits"
         return self.placement.num_ranks * prediction.step_seconds
+
+    def cost(self, objective: str) -> tuple[float, int]:
+        """Return what is to be least; of equal placements the one of fewer ranks is taken."""
+        num_ranks, seconds = self.placement.num_ranks, self.device_seconds
+        return (seconds if objective == Objective.CHEAPEST else seconds / num_ranks), num_ranks
 
     def row(self, *, is_chosen: bool) -> ConsideredPlacement:
         """Return it for a table."""

@@ -11,7 +11,7 @@ from memfit.planner.cache.recording_cache import RecordingCache
 from memfit.planner.garbage import collecting_rarely
 from memfit.planner.measured import check_is_here
 from memfit.planner.one_placement import Wanted, plan_here
-from memfit.planner.over_ranks import plan_over_ranks
+from memfit.planner.over_ranks import Objective, plan_over_ranks
 from memfit.planner.result.planning_result import PlanningResult
 from memfit.planner.search.evaluation import Progress
 from memfit.planner.search.patience import Patience
@@ -44,6 +44,7 @@ def plan(
     cache: RecordingCache | None = None,
     ranks: int | Sequence[int] | None = None,
     devices_per_node: int | None = None,
+    objective: str = Objective.CHEAPEST,
     processor_seconds: float | None = None,
 ) -> PlanningResult:
     """Find the fastest plan for a job that fits a budget and keeps the results.
@@ -78,8 +79,10 @@ def plan(
             Linux where no CUDA card is. The plan is the same.
         cache: keeps recordings between calls, as ``memfit plan`` has them kept; None keeps none.
         ranks: how many share the model and the effective batch, each on such a device with such a
-            budget; of several numbers the cheapest that fits is taken. None leaves that to the job.
+            budget; of several numbers that fit, the objective decides. None leaves that to the job.
         devices_per_node: how many ranks share a machine; None means as many as there are, up to 8.
+        objective: of several placements, ``"cheapest"`` takes that of the fewest ranks times
+            seconds of a step, ``"fastest"`` that of the fewest seconds of a step.
         processor_seconds: as ``seconds``, but of the processor, in this process and those that it
             has started and that are over; others on the machine do not shorten the search then.
 
@@ -119,4 +122,4 @@ def plan(
     if ranks is None:
         return plan_here(job, spec, wanted)
     numbers = [ranks] if isinstance(ranks, int) else [*ranks]
-    return plan_over_ranks(job, spec, wanted, numbers, devices_per_node)
+    return plan_over_ranks(job, spec, wanted, numbers, devices_per_node, objective=objective)

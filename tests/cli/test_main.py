@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import re
 import subprocess
@@ -161,6 +162,16 @@ def test_the_module_runs_like_the_command():
 
 def test_the_exit_code_of_a_command_is_handed_through(run_probe):
     assert run_probe(lambda _args, _console: 7) == 7
+
+
+@pytest.mark.parametrize("library", ["torchao", "bitsandbytes", "torch.utils._pytree"])
+def test_what_libraries_warn_of_as_they_are_imported_is_not_shown(run_probe, caplog, library):
+    def importing(_args, _console) -> int:
+        logging.getLogger(library).warning("Failed to load a part for another card")
+        return 0
+
+    assert run_probe(importing) == 0
+    assert caplog.text == ""
 
 
 def test_arguments_after_the_command_reach_it(run_probe):

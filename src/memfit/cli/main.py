@@ -10,6 +10,7 @@ import argparse
 import errno
 import importlib
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -56,6 +57,9 @@ COMMANDS = {
 }
 """The commands, each with its line in the list; each is a module of this package."""
 SHELLS = ("bash", "zsh", "fish")
+_LIBRARIES_LOGS = ("torchao", "bitsandbytes", "torch.utils._pytree")
+"""What these warn of while they are imported is no concern of the answer; `memfit doctor` says what
+does not work."""
 _UNKNOWN = "unrecognized arguments"
 _LIKELY = 0.75
 """How similar an option is to what was typed, at least; ``--budget`` and ``--debug`` are less."""
@@ -105,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run ``memfit`` with these words (the program's own by default); gives the exit code."""
     # Torch warns whenever a block from before a measurement is freed; read before its import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for name in _LIBRARIES_LOGS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _printable_warnings():

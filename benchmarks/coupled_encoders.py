@@ -110,5 +110,5 @@ COUPLED: Mapping[str, Job] = {
     "adapted-encoders": _job(
         lambda: Towers(*(_adapted(_bert(), "query", "value") for _ in range(2))), *[_tokens] * 2
     ),
-    "mixture-of-experts": _job(lambda: Towers(_bert(12), mixes=True), _tokens),
+    "gated-encoder": _job(lambda: Towers(_bert(12), mixes=True), _tokens),
 }

@@ -284,5 +284,5 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_the_search(refuse, tmp
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    line = refuse("plan", "no_such.py:job", "--pareto", str(tmp_path / "p.png"), exit_code=1)
+    line = refuse("plan", f"{__file__}:job", "--pareto", str(tmp_path / "p.png"), exit_code=1)
     assert "pip install 'memfit[plots]'" in line

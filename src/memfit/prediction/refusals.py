@@ -15,7 +15,7 @@ from memfit.kernels.cuda.card import Card
 from memfit.trace.events import Phase
 from memfit.trace.modules import user_frames
 from memfit.trace.recorder import Recorder
-from memfit.virtual.process_group import ALONE, is_about_ranks
+from memfit.virtual.process_group import ALONE, SAY_RANKS, is_about_ranks
 from memfit.virtual.tensors import ValuesNeededError
 
 _WEIGHT_LIBRARIES = ("huggingface_hub", "safetensors")
@@ -27,10 +27,6 @@ _NO_WEIGHTS_NEEDED = (
     "model.to_empty(device=...)."
 )
 _NO_GROUP = "process group has not been initialized"
-_SAY_RANKS = (
-    "Say how many ranks train together, with --ranks N or memfit.predict(..., ranks=N): a process "
-    "group is open then while the job's functions are called."
-)
 _BLAMED = {Phase.BACKWARD: ("loss", "backward pass"), Phase.OPTIMIZER: ("optimizer", "step")}
 """The function that made what fails in a phase, and what that phase is called."""
 
@@ -47,7 +43,7 @@ def clear_refusals() -> Iterator[None]:
     except JobFunctionError as error:
         if _NO_GROUP in str(error.__cause__):
             raise JobFunctionError(
-                error.function, error.expected, error.reason, remedy=_SAY_RANKS
+                error.function, error.expected, error.reason, remedy=SAY_RANKS
             ) from error.__cause__
         if error.function != "model" or not _is_about_files(error.__cause__):
             raise

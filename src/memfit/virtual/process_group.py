@@ -33,6 +33,10 @@ ALONE = (
     "Set RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 to predict it alone on one card; for several ranks write "
     "its step as a memfit.Job and predict that with --ranks N (docs/ranks.md)"
 )
+SAY_RANKS = (
+    "Say how many ranks train together, with --ranks N or memfit.predict(..., ranks=N): a process "
+    "group is open then while the job's functions are called."
+)
 _SAID_BY_FSDP2 = "FSDP2-wrapped module"
 """Of outputs that are views; whoever runs such a model for real is told."""
 

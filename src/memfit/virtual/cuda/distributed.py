@@ -10,12 +10,8 @@ from unittest.mock import patch
 import torch
 
 from memfit.errors import RecordingError
-from memfit.virtual.process_group import check_is_alone
+from memfit.virtual.process_group import SAY_RANKS, check_is_alone
 
-_SAY_RANKS = (
-    "Say how many there are, of a memfit.Job, with --ranks N or memfit.predict(..., ranks=N); a "
-    "script that does so cannot be predicted yet: write its step as a Job (docs/ranks.md)."
-)
 _OF_A_GROUP = ("init_process_group", "destroy_process_group", "get_rank", "get_world_size")
 
 
@@ -77,7 +73,8 @@ class _Group:
 
         def checked(*args: Any, **kwargs: Any) -> None:
             if self._torchs_own is None:
-                raise RecordingError("it lays out ranks as a mesh, as fully_shard does", _SAY_RANKS)
+                remedy = f"{SAY_RANKS} A script that does so cannot be predicted: write a Job."
+                raise RecordingError("it lays out ranks as a mesh, as fully_shard does", remedy)
             init(*args, **kwargs)
 
         return checked
